@@ -22,7 +22,6 @@ from tests.hosts.systems import SYSTEMS, System
 PAGE = paths.CHECKOUT / "docs" / "hosts.md"
 RESULTS = Path(__file__).with_name("results")
 BEGIN, END = "<!-- hosts: made by `python -m tests.hosts.table --write` -->", "<!-- end of hosts -->"
-MARKS = {"passed": "yes", "failed": "**no**", "absent": "absent"}
 
 
 def record(system: System, job: Path, machine: str, *, resume: bool = False) -> None:
@@ -59,7 +58,7 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def text() -> str:
-    """Systems, acts by group, and what is absent with its reason."""
+    """Systems, what passed on all of them, then what did not on each, with the host's reason."""
     result = results()
     if not result:
         return "No system was tried yet."
@@ -72,24 +71,39 @@ def text() -> str:
         cells = [SYSTEMS[name].title, row["kernel"], row.get("runs", 1), len(row["acts"]), *counts]
         cells.append(round(sum(act["seconds"] for act in row["acts"])))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    columns = [f"{name}: {row['kernel']}" for name, row in result.items()]
-    lines += ["", f"| act | {' | '.join(columns)} |", "|---|" + "---|" * len(result)]
-    marks = {
-        name: {(act["group"], act["act"]): act for act in row["acts"] if act["group"] != benches.GROUP}
-        for name, row in result.items()
-    }
-    keys = dict.fromkeys(key for row in marks.values() for key in row)
-    for key in keys:
-        cells = [MARKS[row[key]["result"]] if key in row else "not run" for row in marks.values()]
-        lines.append(f"| {key[0]}: {key[1]} | {' | '.join(cells)} |")
-    lines += _benches(result)
-    lines += ["", "What is not there, and what the host says of it:", ""]
-    for name, row in result.items():
+    return "\n".join([*lines, *_passed(result), *_benches(result), *_rest(result)])
+
+
+def _acts(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The acts of a system by "GROUP: NAME", benches left out."""
+    return {_name(act): act for act in row["acts"] if act["group"] != benches.GROUP}
+
+
+def _passed(result: dict[str, dict[str, Any]]) -> list[str]:
+    """What passed on every system, a line for each group."""
+    systems = [_acts(row) for row in result.values()]
+    groups: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for acts in systems for name in acts):
+        if all(acts.get(name, {}).get("result") == "passed" for acts in systems):
+            group, _, act = name.partition(": ")
+            groups.setdefault(group, []).append(act)
+    return ["", "Passed on every system:", "", *(f"- {group}: {'; '.join(acts)}" for group, acts in groups.items())]
+
+
+def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
+    """By system, what failed, is absent or was not run; acts with the same reason share a line."""
+    every = dict.fromkeys(name for row in result.values() for name in _acts(row))
+    lines = ["", "The rest, with what the host says of it:", ""]
+    for system, row in result.items():
+        reasons: dict[str, list[str]] = {}
         for act in row["acts"]:
             if act["result"] != "passed":
-                note = act["note"].replace("|", "\\|")
-                lines.append(f"- {SYSTEMS[name].title} ({row['kernel']}), {act['group']}: {act['act']}: {note}")
-    return "\n".join(lines)
+                note = act["note"].strip().replace("|", "\\|") or "no reason given"
+                reasons.setdefault(f"{act['result']} ({note})", []).append(_name(act))
+        if missing := [name for name in every if name not in _acts(row)]:
+            reasons["not run"] = missing
+        lines += [f"- {SYSTEMS[system].title}, {reason}: {'; '.join(names)}" for reason, names in reasons.items()]
+    return lines
 
 
 def _benches(result: dict[str, dict[str, Any]]) -> list[str]:
