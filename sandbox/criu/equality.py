@@ -22,10 +22,13 @@ Not compared, with the reason:
 - of a thread in a system call that was interrupted: how it is taken up again, in `ip`, `ax`, the register of a
   time-out and the 16 bytes that say what is left; the call and its other arguments are compared
   (:mod:`sandbox.criu.carried.waits`);
+- of a one-shot entry of epoll that is spent, whether it reports errors and hang-ups, as one that is added does;
+- whether a wait for a futex whose word had changed by the dump has ended since (EAGAIN); the word is compared;
 - `orig_ax`: says that a system call was interrupted; its restart is encoded in `ip` and `ax`, which are compared;
 - `xstate_bv`: whether a register set is in its initial state because it was not used or because it was reset;
   the registers themselves are compared;
-- remaining time of timers: time went on; interval, clock and signal are compared;
+- remaining time of timers: time went on; interval, clock and signal are compared, and of a timerfd whether it is set
+  or has expired;
 - cgroup paths: a fork lives in another cgroup;
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
@@ -38,7 +41,8 @@ Not compared, with the reason:
 - IPV6_V6ONLY of a socket with an IPv6 address of its own: the kernel sets it at every bind to one, as CRIU's is;
 - windows and timestamps of TCP connections: they change with every segment; their SO_REUSEPORT, which CRIU sets
   to rebuild them and leaves set;
-- the name of an accepted Unix socket, which is its listener's: CRIU gives it none, since the listener has it;
+- the name of a connected Unix socket, unless the kernel chose it: an accepted one has its listener's, and CRIU
+  binds none of them;
 - signals that a running timer of the process made pending: it keeps ticking while the processes are held;
 - the settings of a terminal whose other side (CRIU's next odd number) is closed: it is hung up, and cannot be read;
 - locked termios bits of terminals, and what follows the 19 control characters: CRIU writes uninitialised memory there;
@@ -49,6 +53,8 @@ from __future__ import annotations
 
 import base64
 import os
+import re
+import select
 import signal
 import struct
 from collections.abc import Iterator
@@ -60,6 +66,7 @@ from blake3 import blake3
 
 from sandbox.criu import image_files, rpc, same_pages, tcp
 from sandbox.criu.carried import settings, waits
+from sandbox.criu.carried.socket_names import CONNECTED
 from sandbox.differences import Facts, differences
 
 PAGE = 4096
@@ -71,6 +78,8 @@ RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
 TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10
 SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
+_PRIVATE = select.EPOLLONESHOT | select.EPOLLET | select.EPOLLEXCLUSIVE | 1 << 29  # EPOLLWAKEUP: no events
+_AUTOBOUND = re.compile("=00[0-9a-f]{5}")  # in pycriu's spelling: a NUL and five digits, a name of the kernel's choice
 REUSED = ".cr_link"  # CRIU adds it to the name of a file without a name, where that name is another's
 SEGMENTS = "ipcns-shm-"
 
@@ -121,8 +130,6 @@ class _Canonical:
         self._users: dict[int, str] = {}  # id of a file that is no descriptor's own -> who uses it
         self._nameless = {entry["orig_id"] for entry in self._load("remap-fpath.img")}
         self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
-        sockets = [entry["usk"] for entry in self._files.values() if "usk" in entry]
-        self._listening = {one.get("name") for one in sockets if one.get("state") == TCP_LISTEN and one.get("name")}
         self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
         self._memfd = {entry["inode_id"]: entry for entry in self._load("memfd.img")}
         self._waits = {(one.process, one.thread): one for one in waits.read(directory)}
@@ -185,7 +192,7 @@ class _Canonical:
         """Facts of a thread; returns the address of its rseq area."""
         info, thread = core.get("thread_info", {}), core.get("thread_core", {})
         registers = info.get("gpregs", {})
-        for name, value in (registers if wait is None else wait.registers(registers)).items():
+        for name, value in (waits.returned(registers) if wait is None else wait.registers(registers)).items():
             if name != "orig_ax":
                 self.facts[f"{who} register {name}"] = value
         for name, value in info.get("fpregs", {}).items():
@@ -308,19 +315,19 @@ class _Canonical:
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
             if body.get("state") != TCP_LISTEN:  # elsewhere it is memory of what was sent, by the sender
                 self.facts.pop(f"{label} backlog", None)
-            if body.get("peer") and body.get("name") in self._listening:
+            if body.get("peer") and body["type"] in CONNECTED and not _AUTOBOUND.fullmatch(body.get("name", "")):
                 self.facts[f"{label} name"] = ""
                 self.facts.pop(f"{label} file_perms", None)
         elif kind == "epfd":
-            interest = body.get("tfd", [])  # absent where it is empty
-            watched = [{k: v for k, v in t.items() if k not in ("id", "dev", "inode", "pos")} for t in interest]
-            self.facts[f"{label} tfd"] = sorted(watched, key=repr)
+            self.facts[f"{label} tfd"] = _interest(body.get("tfd", []))  # absent where it is empty
         elif kind == "ify":
             watches = [(w["wd"], w["mask"], w.get("f_handle", {}).get("path")) for w in body.get("wd", [])]
             self.facts[f"{label} wd"] = sorted(watches, key=repr)
         elif kind == "tfd":
-            for name in ("vsec", "vnsec"):
+            for name in ("vsec", "vnsec", "ticks"):
                 self.facts.pop(f"{label} {name}", None)
+            # It runs while the processes are held, and may have expired by now.
+            self.facts[f"{label} set or expired"] = any(body.get(name) for name in ("vsec", "vnsec", "ticks"))
         elif kind == "tty":
             info = self._tty.get(body["tty_info_id"], {})
             unset = {"id", "rdev", "dev", "termios_locked"}
@@ -387,6 +394,22 @@ class _Canonical:
             image = image_files.read(path, image_files.messages().ipc_shm_entry)
             result += [rpc.as_dictionary(entry) for entry in (image.entries if image is not None else ())]
         return result
+
+
+def _interest(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    left_out = ("id", "dev", "inode", "pos")
+    watched = [{k: v for k, v in t.items() if k not in left_out} | {"events": _armed(t["events"])} for t in entries]
+    return sorted(watched, key=repr)
+
+
+def _armed(events: int) -> int:
+    """What epoll waits for. A spent one-shot entry says nothing, and errors and hang-ups once it is added again.
+
+    >>> _armed(select.EPOLLONESHOT) == _armed(select.EPOLLONESHOT | select.EPOLLERR | select.EPOLLHUP)
+    True
+    """
+    alone = events & select.EPOLLONESHOT and not events & ~(_PRIVATE | select.EPOLLERR | select.EPOLLHUP)
+    return events & _PRIVATE if alone else events
 
 
 def _merged(vmas: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.criu import Record, image_files, rpc
+from sandbox.criu.carried.socket_names import CONNECTED
 from sandbox.errors import CheckpointFailed
 
 INIT = 1
 VMA_FILE = (1 << 6) | (1 << 7)  # private, shared: then `shmid` is the number of the file
 POSIX = 1  # FL_POSIX: a lock of one process; others belong to the open file
-CONNECTED = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET
 SHUT_BOTH = 3
 CLOSE = 7  # TCP_CLOSE, which CRIU uses for all sockets: not connected
 

@@ -1,8 +1,8 @@
 """Fit a private copy of a dump's images to the sandbox that they are restored into.
 
-Owns: the ids of a fork, the host name, the network namespace, the connections whose other end lies outside, and what
-the restore must know about the images beforehand. Does not own: running CRIU (:mod:`sandbox.criu.restore`), memory
-(:mod:`sandbox.criu.carried.memory`).
+Owns: the ids of a fork, the host name, names of sockets, the network namespace, the connections whose other end lies
+outside, and what the restore must know about the images beforehand. Does not own: running CRIU
+(:mod:`sandbox.criu.restore`), memory (:mod:`sandbox.criu.carried.memory`).
 Guarantee: the images that were given stay as they are; only files of the private copy are replaced. Every image is
 parsed at most once.
 """
@@ -21,10 +21,12 @@ from sandbox.criu import Record, image_files, tcp
 from sandbox.criu.carried import locks
 from sandbox.criu.carried.locks import Lock
 from sandbox.criu.carried.memory import Fill
+from sandbox.criu.carried.socket_names import CONNECTED
 
 O_ACCMODE = os.O_ACCMODE
 SHM_DEST = 0o1000
 TASK_ALIVE, TASK_STOPPED = 1, 3
+ESTABLISHED = 1
 
 
 @dataclass
@@ -73,7 +75,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
         return adapted
     adapted.pipes = _outside(table)
     moved = _keep_apart(table, adapted.pipes)
-    if tcp.readdress(table.entries, address) or moved:
+    unnamed = _unname(table)
+    if tcp.readdress(table.entries, address) or moved or unnamed:
         table.write(directory / "files.img")
     retained, adapted.closed = _sever(directory, table, address is not None)
     adapted.own_network = bool(retained)
@@ -128,6 +131,24 @@ def _keep_apart(table: image_files.CriuImageFile, pipes: list[int]) -> bool:
     for file in result:
         file.name = "/." + file.name
     return bool(result)
+
+
+def _unname(table: image_files.CriuImageFile) -> bool:
+    """CRIU removes the files of all Unix sockets to bind these again, which it does not do with connected ones.
+
+    Returns whether there were some that are bound to a file.
+    """
+    result = [entry.usk for entry in table.entries if entry.HasField("usk") and _is_connected_by_path(entry.usk)]
+    for one in result:
+        one.name = b""
+        one.ClearField("name_dir")
+        one.ClearField("file_perms")
+    return bool(result)
+
+
+def _is_connected_by_path(entry: Record) -> bool:
+    connected = entry.type in CONNECTED and entry.state == ESTABLISHED
+    return connected and entry.name.rstrip(b"\0") != b"" and not entry.name.startswith(b"\0")
 
 
 def _change(path: Path, kind: type[Record], change: Callable[[Record], bool]) -> None:

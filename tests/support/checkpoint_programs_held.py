@@ -57,6 +57,34 @@ serve(check)
 """),
     CHECK,
 )
+CONNECTED = (
+    python_program("""
+def connected(kind, listener, own):
+    server = socket.socket(socket.AF_UNIX, kind); server.bind(listener); server.listen(1)
+    client = socket.socket(socket.AF_UNIX, kind); client.bind(own); client.connect(listener)
+    return server, client, server.accept()[0]
+kept = [connected(kind, f'/t/listens{kind}', f'/t/client{kind}') for kind in (1, 5)]
+kept += [connected(1, b'\\0listens', b'\\0client')]
+kept[0][0].close()
+pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in (1, 5)]
+[end.bind('') for pair in pairs for end in pair]
+names = [end.getsockname() for pair in pairs for end in pair]
+timer = ctypes.CDLL(None).timerfd_create(1, 0o4000)
+ctypes.CDLL(None).timerfd_settime(timer, 0, struct.pack('4q', 0, 1000000, 0, 1000000), None)
+threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
+os.setpriority(os.PRIO_PROCESS, 0, 5)
+r, w = os.pipe(); os.write(w, b'1')
+ep = select.epoll(); ep.register(r, select.EPOLLIN | select.EPOLLONESHOT); ep.poll(1)
+def check():
+    for _, client, accepted in kept: client.send(b'x')
+    heard = [accepted.recv(1) for _, _, accepted in kept] == [b'x'] * 3
+    files = all(os.path.exists(f'/t/{who}{kind}') for who in ('listens', 'client') for kind in (1, 5))
+    nice = sorted(os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir('/proc/self/task')) == [0, 5]
+    return heard and files and nice and names == [end.getsockname() for pair in pairs for end in pair]
+serve(check)
+"""),
+    CHECK,
+)
 REPLACED_FIFO = (
     python_program("""
 if not os.path.exists('/t/pipe'): os.mkfifo('/t/pipe')
@@ -344,8 +372,9 @@ serve(check)
     CHECK,
 )
 ALL = {
-    "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS, "replaced fifo": REPLACED_FIFO,
-    "reused name": REUSED_NAME, "renamed over": RENAMED_OVER, "deleted directory": DELETED_DIRECTORY,
+    "connected": CONNECTED, "empty epoll": EMPTY_EPOLL, "directories": DIRECTORIES, "segments": SEGMENTS,
+    "replaced fifo": REPLACED_FIFO, "reused name": REUSED_NAME, "renamed over": RENAMED_OVER,
+    "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
     "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
     "sqlite": SQLITE, "half named": HALF_NAMED, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,

@@ -1,7 +1,7 @@
 """What programs have set for themselves and CRIU does not carry: read while they are frozen, put back before they run.
 
-Owns: processors, priorities of input and output, slack and slices of tasks; options of sockets; exclusive terminals;
-owner and rights of pipes and sockets, by which others may open them through /proc.
+Owns: processors, priorities, slack and slices of tasks; options and names of sockets; exclusive terminals; owner and
+rights of pipes and sockets, by which others may open them through /proc.
 Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.gate.refusals`).
 Guarantee: `read` changes nothing and sees only processes that still belong to the sandbox once a pidfd holds them.
 `put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
@@ -30,7 +30,7 @@ from sandbox import procfs
 from sandbox.container.alive import is_readable
 from sandbox.container.pipes import own_thread
 from sandbox.container.users import IDS
-from sandbox.criu.carried import datagrams
+from sandbox.criu.carried import datagrams, socket_names
 from sandbox.criu.carried.datagrams import Datagram
 from sandbox.criu.carried.socket_options import differing, put_back
 from sandbox.descriptors import closing
@@ -61,6 +61,7 @@ class TaskSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     io_priority: int | None = None
     headroom: int | None = None  # ns by which its timers may be late
     slice: int | None = None  # ns that it runs at a time
+    nice: int | None = None  # where the first thread has another value, which CRIU gives all of them
 
 
 class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -74,6 +75,7 @@ class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     unread: list[Datagram] = []
     owner: tuple[int, int] | None = None  # user and group in the sandbox, of a pipe or socket
     mode: int | None = None  # the rights of a pipe or socket, where a fresh one has others
+    name: bytes = b""  # that the kernel gave a connected Unix stream socket
 
 
 class KernelSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -160,9 +162,10 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
     for one in processes:
         if groups is None:
             groups = datagrams.groups_of(one.pid)
+        nice = os.getpriority(os.PRIO_PROCESS, one.pid)
         for pid, inner in one.threads.items():
             with contextlib.suppress(OSError):
-                if (task := usual.differing(pid, inner)) is not None:
+                if (task := usual.differing(pid, inner, nice)) is not None:
                     result.tasks.append(task)
         for number, link in one.links:
             if link in observed or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
@@ -203,6 +206,7 @@ def _poll_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings
 def _poll(descriptor: int, settings: DescriptorSettings, groups: list[datagrams.Group]) -> None:
     with socket.socket(fileno=descriptor) as opened:
         settings.options = differing(opened)
+        settings.name = socket_names.read(opened)
         if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
             settings.groups = datagrams.joined(opened, groups)
             if opened.proto == socket.IPPROTO_UDP:
@@ -216,8 +220,11 @@ class _Usual:
         self._processors = os.sched_getaffinity(os.getpid())
         self._slice = _schedule(os.getpid()).runtime  # of our main thread: others take short ones to be quick
 
-    def differing(self, pid: int, inner: int) -> TaskSettings | None:
+    def differing(self, pid: int, inner: int, nice: int) -> TaskSettings | None:
+        """`nice`: of the first thread of its process."""
         task = TaskSettings(thread=inner)
+        if (own := os.getpriority(os.PRIO_PROCESS, pid)) != nice:
+            task.nice = own
         processors = os.sched_getaffinity(pid)
         if processors != self._processors:
             task.processors = sorted(processors)
@@ -291,6 +298,8 @@ def decode(content: bytes) -> KernelSettings:
         for index, name in one.groups:
             if not 0 <= index < 1 << 31 or not ipaddress.ip_address(name).is_multicast:
                 raise ValueError("a group that cannot be joined")
+        if one.name and not socket_names.is_autobound(one.name):
+            raise ValueError("a name that no dump keeps")
         for datagram in one.unread:
             ipaddress.ip_address(datagram.sender)
             if not 0 <= datagram.port < 1 << 16 or len(datagram.content) > 1 << 16:
@@ -359,6 +368,8 @@ def _threads(pid: int) -> list[tuple[int, int]]:
 
 
 def _set_task(pid: int, task: TaskSettings) -> None:
+    if task.nice is not None and 0 <= task.nice < 20:  # CRIU may not lower it in a user namespace
+        os.setpriority(os.PRIO_PROCESS, pid, task.nice)
     if task.processors is not None and (there := os.sched_getaffinity(pid).intersection(task.processors)):
         os.sched_setaffinity(pid, there)
     if task.io_priority is not None and task.io_priority >> 13 in (_BEST_EFFORT, _IDLE):
@@ -377,11 +388,11 @@ def _set_task(pid: int, task: TaskSettings) -> None:
 def _set(one: DescriptorSettings, descriptor: int, packets: list[datagrams.Packet]) -> list[str]:
     if one.exclusive and os.isatty(descriptor):
         _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCEXCL), 0)
-    if not one.options and not one.groups and not one.unread:
+    if not one.options and not one.groups and not one.unread and not one.name:
         return []
     try:
         with socket.socket(fileno=os.dup(descriptor)) as opened:
-            failed = put_back(opened, one.options)
+            failed = put_back(opened, one.options) + socket_names.put_back(opened, one.name)
             if opened.family in datagrams.Levels and opened.type == socket.SOCK_DGRAM:
                 failed += datagrams.join(opened, one.groups)
                 packets += datagrams.packets(opened, one.unread)

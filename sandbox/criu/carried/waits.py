@@ -7,6 +7,7 @@ Guarantee: a file of another form, or with more than a plausible content, contai
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _ENTRY = struct.Struct("<4i3Qq6Q")
 _MAX_PLACE = 1 << 24  # bytes that one call reads when it is entered
 _MAX_ENTRIES = 1 << 20
 _INTERRUPTED = frozenset({-4, -512, -513, -514, -516})  # EINTR, ERESTART...
+_FUTEX, _EAGAIN = 202, (1 << 64) - errno.EAGAIN
 _CALLS = 512  # more than there are
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 
@@ -41,7 +43,7 @@ class InterruptedWait:
 
     def registers(self, given: dict[str, Any]) -> dict[str, Any]:
         """Registers of an image, without what says how the call is resumed."""
-        same: dict[str, Any] = {**given, "ip": self.ip, "ax": f"waits in system call {self.nr}"}
+        same: dict[str, Any] = {**given, "ip": self.ip, "ax": _waits(self.nr)}
         if self.argument >= 0:
             same[_ARGUMENTS[self.argument]] = "the rest of its time-out"
         return same
@@ -50,6 +52,20 @@ class InterruptedWait:
     def written(self) -> tuple[int, int]:
         """(address, size) of the memory that may differ once the call was taken up again."""
         return self.places[-1]
+
+
+def returned(given: dict[str, Any]) -> dict[str, Any]:
+    """Registers of a thread that waits for nothing, in the form of :meth:`InterruptedWait.registers`.
+
+    Entered again, a wait for a futex ends at once where another thread changed the word and was stopped before it woke
+    those that wait.
+    """
+    ended = given.get("orig_ax") == _FUTEX and given.get("ax") == _EAGAIN
+    return {**given, "ax": _waits(_FUTEX)} if ended else given
+
+
+def _waits(nr: int) -> str:
+    return f"waits in system call {nr}"
 
 
 def read(directory: Path) -> list[InterruptedWait]:

@@ -81,6 +81,7 @@ _NAMED = _item(
     so_incoming_cpu="the kernel stores the CPU of the last packet",
     udp_error="errors of earlier datagrams are lost",
     tcp_ended__tcp_reset__tcp_refused="closed connection; local address and pending error are lost",
+    unix_named_client__unix_path_client__unix_packet_client="the connection is the same; getsockname() gives no name",
     tcp_peer_gone="received bytes can be read; then EOF or EPIPE",
     start_time__processor_time__dead_childrens_time__memory_peak__bytes_moved="counted from the restore",
     auto_group="treated as a new session",

@@ -74,6 +74,9 @@ static void say_nice(void) { say_call("nice", getpriority(PRIO_PROCESS, 0)); }
 STATE(thread_nice_value, "scheduling", "setpriority in a second thread");
 MAKE(thread_nice_value) { start_thread(false, false); in_thread(be_nice); }
 OBSERVE(thread_nice_value) { in_thread(say_nice); say_nice(); }
+STATE(first_thread_nice_value, "scheduling", "setpriority in the first of two threads");
+MAKE(first_thread_nice_value) { start_thread(false, false); be_nice(); }
+OBSERVE(first_thread_nice_value) { in_thread(say_nice); say_nice(); }
 
 static struct attributes { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t priority; uint64_t runtime, deadline, period; uint32_t least, most; } got;
 static void say_schedule(void)

@@ -250,3 +250,18 @@ MAKE(timerfd_ticks)
 	usleep(20000);
 }
 OBSERVE(timerfd_ticks) { look_clockfd(NULL); }
+STATE(timerfd_often, "timers", "a timerfd that expires every millisecond");
+MAKE(timerfd_often)
+{
+	struct itimerspec value = {{0, 1000000}, {0, 1000000}};
+	fd[0] = must(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK));
+	must(timerfd_settime(fd[0], 0, &value, NULL));
+}
+OBSERVE(timerfd_often)
+{
+	struct itimerspec value = {0};
+	uint64_t ticks = 0;
+	say_call("get", timerfd_gettime(fd[0], &value));
+	usleep(5000);
+	say("interval %ld ticks %d ", value.it_interval.tv_nsec, read(fd[0], &ticks, sizeof ticks) == sizeof ticks && ticks > 0);
+}

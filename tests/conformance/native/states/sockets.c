@@ -10,6 +10,7 @@
 #include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -303,6 +304,65 @@ OBSERVE(unix_descriptor) { say_received(MSG_PEEK); }
 STATE(unix_sender, "unix", "SO_PASSCRED with a message in flight");
 MAKE(unix_sender) { int on = 1; must(socketpair(AF_UNIX, SOCK_DGRAM, 0, fd)); must(setsockopt(fd[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on)); must(write(fd[0], "x", 1)); }
 OBSERVE(unix_sender) { say_received(MSG_PEEK); }
+static void connect_by_name(const char *listener, const char *own, bool credentials)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	socklen_t size = offsetof(struct sockaddr_un, sun_path) + 8;
+	int on = 1;
+	memcpy(name.sun_path + 1, listener, 7);
+	fd[0] = must(socket(AF_UNIX, SOCK_STREAM, 0));
+	must(bind(fd[0], (void *)&name, size)), must(listen(fd[0], 1));
+	fd[1] = must(socket(AF_UNIX, SOCK_STREAM, 0));
+	if (credentials)
+		must(setsockopt(fd[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on));
+	if (own) {
+		struct sockaddr_un mine = {.sun_family = AF_UNIX};
+		memcpy(mine.sun_path + 1, own, strlen(own));
+		must(bind(fd[1], (void *)&mine, offsetof(struct sockaddr_un, sun_path) + 1 + strlen(own)));
+	}
+	must(connect(fd[1], (void *)&name, size));
+	fd[2] = must(accept(fd[0], NULL, NULL));
+}
+static void say_names(void)
+{
+	struct sockaddr_un name = {0};
+	socklen_t size = sizeof name;
+	say_call("own", getsockname(fd[1], (void *)&name, &size)), say_bytes(name.sun_path, size - 2);
+	size = sizeof name;
+	say_call("peer", getpeername(fd[2], (void *)&name, &size)), say_bytes(name.sun_path, size - 2);
+}
+STATE(unix_autobound, "unix", "SO_PASSCRED of a stream, which connect() then gives a name");
+MAKE(unix_autobound) { connect_by_name("listen1", NULL, true); }
+OBSERVE(unix_autobound) { say_names(); }
+STATE(unix_named_client, "unix", "a stream that was bound to an abstract name and connected");
+MAKE(unix_named_client) { connect_by_name("listen2", "client", false); }
+OBSERVE(unix_named_client) { say_names(); }
+static void connect_by_path(int type, const char *listener, const char *client)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX}, own = {.sun_family = AF_UNIX};
+	strcpy(name.sun_path, listener), strcpy(own.sun_path, client);
+	fd[0] = must(socket(AF_UNIX, type, 0)), fd[1] = must(socket(AF_UNIX, type, 0));
+	must(bind(fd[0], (void *)&name, sizeof name)), must(listen(fd[0], 1));
+	must(bind(fd[1], (void *)&own, sizeof own)), must(connect(fd[1], (void *)&name, sizeof name));
+	fd[2] = must(accept(fd[0], NULL, NULL));
+}
+STATE(unix_path_client, "unix", "a stream that was bound to a path and connected");
+MAKE(unix_path_client) { connect_by_path(SOCK_STREAM, "listens", "client"); }
+OBSERVE(unix_path_client) { say_names(); }
+STATE(unix_packet_client, "unix", "a SOCK_SEQPACKET socket that was bound to a path and connected");
+MAKE(unix_packet_client) { connect_by_path(SOCK_SEQPACKET, "accepts", "packets"); }
+OBSERVE(unix_packet_client) { say_names(); }
+STATE(unix_client_file, "unix", "the file of a connected stream that was bound to it");
+MAKE(unix_client_file) { connect_by_path(SOCK_STREAM, "listens2", "client2"); close(fd[0]); }
+OBSERVE(unix_client_file) { struct stat status; say_call("client", lstat("client2", &status)), say_call("listener", lstat("listens2", &status)); }
+STATE(unix_packet_names, "unix", "names that the kernel gave a pair of SOCK_SEQPACKET sockets");
+MAKE(unix_packet_names)
+{
+	struct sockaddr_un name = {.sun_family = AF_UNIX};
+	must(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, fd + 1));
+	must(bind(fd[1], (void *)&name, sizeof name.sun_family)), must(bind(fd[2], (void *)&name, sizeof name.sun_family));
+}
+OBSERVE(unix_packet_names) { say_names(); }
 STATE(unix_time, "unix", "SO_TIMESTAMP of a datagram socket with a message in flight");
 MAKE(unix_time) { int on = 1; must(socketpair(AF_UNIX, SOCK_DGRAM, 0, fd)); must(setsockopt(fd[1], SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on)); must(write(fd[0], "x", 1)); }
 OBSERVE(unix_time) { say_received(MSG_PEEK); }
