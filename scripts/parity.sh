@@ -6,7 +6,8 @@ STEP=parity
 PROGRAMS="python3 libpython3.11-testsuite procps iproute2 gcc g++ libc6-dev gdb strace sudo iputils-ping ccache make cmake
     valgrind bsdutils perl git nodejs default-jdk-headless golang-go stress-ng acl attr bc file less man-db zip unzip
     postgresql redis-server nginx-light cron tmux vim-tiny openssh-server openssh-client sqlite3 gunicorn lsof socat
-    python3-venv bzip2 xz-utils tzdata libglib2.0-tests dbus"
+    python3-venv bzip2 xz-utils tzdata libglib2.0-tests dbus cargo mariadb-server rabbitmq-server chromium
+    jupyter-notebook celery python3-redis"
 # As a tree of an image store, whose folder is named by what is in it: forks look for that. `tree` leads to the newest.
 KEPT=$STATE/parity/$(printf '%s' "$PROGRAMS" | sha256sum | cut -c 1-64)
 TREE=$KEPT/tree
@@ -20,7 +21,7 @@ fi
 if [ ! -d "$TREE" ]; then
     mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
     [ -n "$mirror" ] || die "apt knows no Debian mirror" "add a Debian source to /etc/apt/sources.list"
-    say "install the programs that are compared (about 620 MB, 2.6 GB below $TREE)"
+    say "install the programs that are compared (about 1 GB, 4 GB below $TREE)"
     mkdir -p -m 700 "$(dirname "$TREE")"
     rm -rf "$TREE.new"
     ABOUT=120 quiet parity debootstrap --variant=minbase bookworm "$TREE.new" "$mirror" ||

@@ -72,6 +72,12 @@ PROGRAMS: dict[str, str] = {
     "Go's detector of races": """mkdir -p /tmp/g && cd /tmp/g && export HOME=/tmp
         printf 'package main\nvar x int\nfunc main() {\nc := make(chan bool)\ngo func() { x++; c <- true }()\n' > r.go
         printf 'x++\n<-c\n}\n' >> r.go && go run -race r.go 2>&1 | grep -c 'DATA RACE'""",
+    "cargo": "export HOME=/tmp; cd /tmp && cargo -q init --vcs none crate 2>/dev/null && cd crate && cargo -q run",
+    "mariadb": """mkdir -p /run/mysqld; chown mysql /run/mysqld; mariadbd-safe --user=mysql >/dev/null 2>&1 &
+        until mysqladmin ping >/dev/null 2>&1; do sleep 0.2; done; mysql -NBe 'select 6*7'; mysqladmin shutdown""",
+    "chromium": """echo '<script>document.title = 6 * 7</script>' > /tmp/page.html
+        chromium --headless --no-sandbox --disable-gpu --dump-dom file:///tmp/page.html 2>/dev/null | grep -c 42""",
+    "a virtual environment of Python": "python3 -m venv /tmp/v && /tmp/v/bin/pip --version | cut -c 1-4",
     "cmake": "mkdir -p /tmp/k && cd /tmp/k && echo 'project(p C)' > CMakeLists.txt && cmake . | tail -n 1",
     "git": """cd /tmp && git init -q r && cd r &&
         git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x && git log --format=%s""",

@@ -4,10 +4,10 @@
 
     pagurus bench services [--json] [--only WORD,...] [--rounds N] [--tree FOLDER]
 
-Each service (postgres with open transactions, redis, nginx with idle clients, node, a JVM, tmux with vim, sshd, cron,
-gunicorn) is started in a sandbox and used. Then, --rounds times: it is checkpointed, all of its processes are killed,
-it is restored with verify twice, and used after each; at last it is forked with verify, and used in the fork.
-`make test-parity` makes the tree.
+Each service (postgres and mariadb with open transactions, redis, rabbitmq with a consumer, celery, nginx with idle
+clients, node, a JVM, Chromium with a page, jupyter with a kernel, tmux with vim, sshd, cron, gunicorn) is started in a
+sandbox and used. Then, --rounds times: it is checkpointed, all of its processes are killed, it is restored with verify
+twice, and used after each; at last it is forked with verify, and used in the fork. `make test-parity` makes the tree.
 
 Of each service: `ok`, or `error` and at which `step`; `seconds`, `frozen_ms` of each checkpoint (0: the turn before had
 one already).
@@ -92,6 +92,91 @@ S
 cd /tmp && java S.java >/tmp/s.log 2>&1 &
 """
 
+_MARIADB = """
+mkdir -p /run/mysqld; chown mysql /run/mysqld; mariadbd-safe --user=mysql >/dev/null 2>&1 &
+until mysqladmin ping >/dev/null 2>&1; do sleep 0.2; done
+mysql -e 'create database d; create table d.t(v int) engine=innodb;
+    create user u@"127.0.0.1"; grant all on d.* to u@"127.0.0.1"'
+for way in '--protocol=socket' '-u u -h 127.0.0.1'; do
+    name=${way##* }; mkfifo /tmp/$name; sleep 100000 > /tmp/$name &
+    mysql $way -nNB d < /tmp/$name > /tmp/$name.out 2>&1 &
+    echo 'begin; insert into t values (1); select 7;' > /tmp/$name
+    until grep -q 7 /tmp/$name.out; do sleep 0.1; done
+done >/dev/null 2>&1
+"""
+_MARIADB_USE = """
+for name in --protocol=socket 127.0.0.1; do
+    : > /tmp/$name.out; echo 'select count(*) from t;' > /tmp/$name
+    until [ -s /tmp/$name.out ]; do sleep 0.1; done; tr -d '\\0' < /tmp/$name.out
+done
+mysql -NBe 'select count(*) from t' d
+"""
+_RABBIT = """
+export HOME=/root LC_ALL=C.UTF-8; rabbitmq-server >/tmp/rabbit.log 2>&1 &
+until rabbitmqctl await_startup >/dev/null 2>&1; do sleep 1; done
+cat > /tmp/consumer.py <<'P'
+from kombu import Connection, Queue
+with Connection("amqp://") as broker, broker.channel() as channel:
+    queue = Queue("q", channel=channel); queue.declare()
+    with broker.Consumer(queue, callbacks=[lambda body, message: (open("/tmp/heard", "w").write(body), message.ack())]):
+        open("/tmp/consumes", "w").close()
+        while True:
+            broker.drain_events()
+P
+python3 /tmp/consumer.py >/tmp/consumer.log 2>&1 &
+"""
+_RABBIT_USE = """rm -f /tmp/heard; python3 - <<'P'
+from kombu import Connection
+with Connection("amqp://") as broker:
+    broker.Producer(serializer="json").publish("hop", routing_key="q")
+P
+until [ -s /tmp/heard ]; do sleep 0.1; done; cat /tmp/heard
+"""
+_CELERY = """
+redis-server --daemonize yes >/dev/null; mkdir -p /tmp/c; cd /tmp/c
+cat > t.py <<'P'
+from celery import Celery
+app = Celery("t", broker="redis://", backend="redis://")
+@app.task
+def double(x): return 2 * x
+P
+celery -A t worker -c 2 >/tmp/s.log 2>&1 &
+"""
+_CELERY_USE = "cd /tmp/c; python3 -c 'from t import double; print(double.delay(21).get(timeout=60))'"
+_JUPYTER = """
+python3 -m ipykernel_launcher -f /tmp/kernel.json >/tmp/kernel.log 2>&1 &
+jupyter-notebook --allow-root --no-browser --NotebookApp.token= --port 8888 >/tmp/s.log 2>&1 &
+cat > /tmp/asks.py <<'P'
+import sys
+from jupyter_client import BlockingKernelClient
+client = BlockingKernelClient(connection_file="/tmp/kernel.json")
+client.load_connection_file(); client.start_channels(); client.wait_for_ready(timeout=60)
+client.execute_interactive(sys.argv[1], timeout=60)
+P
+until [ -s /tmp/kernel.json ] && python3 /tmp/asks.py 'x = 6 * 7' >/dev/null 2>&1; do sleep 0.5; done
+"""
+_JUPYTER_USE = "python3 /tmp/asks.py 'print(x)'; get 8888 | head -n 1 | tr -d '\\r'"
+_CHROMIUM = """
+echo '<title>t</title><script>n = 0; setInterval(() => n++, 20)</script>' > /tmp/page.html
+chromium --headless --no-sandbox --disable-gpu --user-data-dir=/tmp/profile --remote-debugging-port=9222 \\
+    file:///tmp/page.html >/tmp/s.log 2>&1 &
+cat > /tmp/asks.py <<'P'
+import asyncio, json, urllib.request
+from tornado.websocket import websocket_connect
+async def main():
+    pages = json.load(urllib.request.urlopen("http://127.0.0.1:9222/json"))
+    page = await websocket_connect(next(p["webSocketDebuggerUrl"] for p in pages if p["title"] == "t"))
+    seen = []
+    for number in range(2):
+        page.write_message(json.dumps({"id": number, "method": "Runtime.evaluate", "params": {"expression": "n"}}))
+        seen.append(json.loads(await page.read_message())["result"]["result"]["value"])
+        await asyncio.sleep(0.5)
+    print("ticking" if seen[1] > seen[0] > 0 else seen)
+asyncio.run(main())
+P
+until python3 /tmp/asks.py 2>/dev/null | grep -q ticking; do sleep 0.5; done
+"""
+
 SERVICES = {
     "postgres": Service(_PSQL, _PSQL_USE, "1\n1\n0\n"),
     "redis": Service(
@@ -129,6 +214,11 @@ SERVICES = {
         "bash -c 'exec 3<>/dev/tcp/127.0.0.1/22; read -r a <&3; echo ${a%%-Open*}'",
         "SSH-2.0\n",
     ),
+    "mariadb": Service(_MARIADB, _MARIADB_USE, "1\n1\n0\n"),
+    "rabbitmq": Service(_RABBIT + _UNTIL % "[ -e /tmp/consumes ]", _RABBIT_USE, "hop"),
+    "celery": Service(_CELERY, _CELERY_USE, "42\n"),
+    "jupyter": Service(_JUPYTER, _GET + _JUPYTER_USE, "42\nHTTP/1.1 302 Found\n"),
+    "chromium": Service(_CHROMIUM, "python3 /tmp/asks.py", "ticking\n"),
     "cron": Service("cron", "pgrep -c cron", "1\n"),
     "gunicorn": Service(
         'mkdir -p /tmp/g; cd /tmp/g; printf \'def app(e, s):\\n s("200 OK", [])\\n return [b"wsgi"]\\n\' > m.py\n'
