@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sandbox import paths
@@ -21,28 +21,34 @@ from tests.conformance.states.classify import Row, compiled, rows
 
 PAGE = paths.CHECKOUT / "docs" / "states.md"
 BEGIN, END = "<!-- states: made by `python -m tests.conformance.states.table --write` -->", "<!-- end of states -->"
-OUTCOMES = {"refused": "refused", "named": "not compared", "impossible": "impossible"}
+OUTCOMES = {"impossible": "Impossible", "refused": "Refused", "named": "Not compared"}
 
 
 def table(listed: Sequence[Row]) -> str:
-    """By group: a table of the states that are not restored, then the names of those that are."""
+    """By group: the states that are not restored, by outcome and reason, then the names of those that are."""
     counts = Counter(row.promise.kind for row in listed)
     lines = [
         f"{len(listed)} states: {counts['restored']} are restored, {counts['refused']} refused at the dump with a "
         f"hint, {counts['named']} not compared, {counts['impossible']} impossible in a sandbox.",
     ]
     for group in dict.fromkeys(row.group for row in listed):
+        lines += ["", f"**{group}**", ""]
         rows_of_group = [row for row in listed if row.group == group]
-        lines += ["", f"**{group}**"]
-        others = [row for row in rows_of_group if row.promise.kind != "restored"]
-        if others:
-            lines += ["", "| state | made by | outcome |", "|---|---|---|"]
-        for row in others:
-            how = row.how.replace("|", "\\|")
-            lines.append(f"| {row.name} | {how} | {OUTCOMES[row.promise.kind]}: {row.promise.reason} |")
+        for kind, outcome in OUTCOMES.items():
+            lines += [
+                f"- {outcome}: {item}" for item in _by_reason(row for row in rows_of_group if row.promise.kind == kind)
+            ]
         if restored := [f"`{row.name}`" for row in rows_of_group if row.promise.kind == "restored"]:
-            lines += ["", f"Restored: {', '.join(restored)}."]
+            lines.append(f"- Restored: {', '.join(restored)}.")
     return "\n".join(lines)
+
+
+def _by_reason(listed: Iterable[Row]) -> Iterator[str]:
+    """The states with the same reason, each with how it is made, before that reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in listed:
+        reasons.setdefault(row.promise.reason, []).append(f"`{row.name}` ({row.how})" if row.how else f"`{row.name}`")
+    yield from (f"{', '.join(states)}: *{reason}*" for reason, states in reasons.items())
 
 
 def current() -> str:
