@@ -15,23 +15,26 @@ import msgspec
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings of a run
 
-Made by `python scripts/settings.py --write` from `trainer/config.py`, `trainer/settings.py` and what they are built on, which hold types, bounds and defaults. Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line; those in no table are options too (`--held-out 64`, `--stream`):
+Made by `python scripts/settings.py --write` from the structs that hold types, bounds and defaults (`trainer/config.py`, `trainer/settings.py`). Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line; those in no table are options too (`--held-out 64`, `--stream`):
 
 ```sh
 pagurus train plan.toml objective.preset=dapo objective.clip.high=0.28 optimiser.rate=1e-6 sampling.temperature=0.8
 ```
 
 Where no default stands, the objective's preset decides, or the setting is off. `--dry-run` prints every setting of a run and its resolved objective; the run directory has them in `plan.json`.
-
-| setting | type | default | what |
-|---|---|---|---|
 """  # noqa: E501
 
 
 def page() -> str:
     from trainer.config import TrainConfig
 
-    return HEAD + "".join(f"| {' | '.join(row)} |\n" for row in rows(TrainConfig))
+    tables: dict[str, list[str]] = {}
+    for path, kind, default, said in rows(TrainConfig):
+        table, _, _ = path.rpartition(".")
+        name = f"{path} = {default}" if default else path
+        tables.setdefault(table, []).append(f"- `{name}` ({kind}){f': {said}' if said else ''}\n")
+    first = "".join(["\n", *tables.pop("", [])])
+    return HEAD + first + "".join(f"\n## `[{table}]`\n\n{''.join(lines)}" for table, lines in tables.items())
 
 
 def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, str, str, str]]:
@@ -44,8 +47,8 @@ def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, 
         if inner[field.name] is not None and isinstance(value, msgspec.Struct):
             yield from rows(inner[field.name], f"{path}{field.name}.", value)
         else:
-            said = reported.get(field.name, "").replace("|", "\\\\|")
-            yield f"`{path}{field.name}`", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
+            said = reported.get(field.name, "")
+            yield f"{path}{field.name}", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
@@ -59,7 +62,7 @@ def _shown(value: Any) -> str:
         return ""
     if isinstance(value, msgspec.Struct):
         return "a table"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def _type(kind: msgspec.inspect.Type) -> str:

@@ -382,7 +382,7 @@ def test_the_page_of_settings_is_that_of_the_structs() -> None:
     script = Path(__file__).parents[2] / "scripts" / "settings.py"
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
     assert printed == (script.parents[1] / "docs" / "settings.md").read_text(), "python scripts/settings.py --write"
-    assert printed.count("\n| `") == len(list(flat(reported())))
+    assert printed.count("\n- `") == len(list(flat(reported())))
 
 
 def test_evaluations_sample_as_training_but_for_what_they_say() -> None:
