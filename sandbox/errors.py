@@ -32,6 +32,8 @@ no class is ever looked up by a name that a sandbox or a peer supplied.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import msgspec
@@ -85,6 +87,16 @@ class PagurusError(Exception):
 
     def body(self) -> ErrorBody:
         return ErrorBody(code=self.code, message=self.message, hint=self.hint, sandbox=self.sandbox, turn=self.turn)
+
+
+@contextmanager
+def hinted(hint: str) -> Iterator[None]:
+    """Give `hint` to errors that have none of their own. Also decorates a function, not a coroutine."""
+    try:
+        yield
+    except PagurusError as error:
+        error.hint = error.hint or hint
+        raise
 
 
 class Invalid(PagurusError, code="invalid", status=400):

@@ -44,7 +44,7 @@ from sandbox.content.renewed import Former
 from sandbox.content.transfer import Entry, FrameKind, Have, ImageFile, PageList, TransferHeader
 from sandbox.criu.gate import gate
 from sandbox.descriptors import closing
-from sandbox.errors import Conflict, Protocol
+from sandbox.errors import Conflict, Protocol, hinted
 from sandbox.messages import CheckpointState
 from sandbox.tree import btrfs, hashing, safe_path, walk
 from sandbox.tree.pool import TREE_PARTS
@@ -56,6 +56,7 @@ LINKS = "links"  # next to the tree, while it is made
 MAX_SOON = 512 << 20  # bytes of new memory of a checkpoint that need not be durable
 TOGETHER = 2048  # pages that are stored at once
 LIKELY = 4  # checkpoints that are looked through first for what did not come
+AGAIN = "export the checkpoint again; `pagurus checkpoint verify` on its host says whether it is damaged there"
 REQUESTED_INTERVAL = 16 << 20  # bytes after which an import asks again whether there is room
 
 
@@ -120,6 +121,7 @@ class Importer:
         """Of these, those that came with the stream."""
         return len(self._came)
 
+    @hinted(AGAIN)
     def feed(self, data: bytes) -> TransferHeader | None:
         """Take the next bytes. Returns the head when it has just come, so that the caller may refuse it."""
         arrived = None
@@ -178,7 +180,7 @@ class Importer:
         size = self._sizes.get(part.content)
         self._budget -= part.size
         if size is None or part.offset + part.size > size or self._budget < 0:
-            raise Protocol("a piece of content that was not announced, or more of it")
+            raise Protocol("unexpected content frame")
         self._open()
         self._capacity(part.size)
         data = transfer.unpack(part.packed, part.size)
@@ -201,11 +203,11 @@ class Importer:
 
     def _add_pages(self, data: bytes) -> None:
         if len(data) % PAGE:
-            raise Protocol("half a page")
+            raise Protocol("truncated page frame")
         pages = (data[first : first + PAGE] for first in range(0, len(data), PAGE))
         came = {blake3(page).digest(): page for page in pages}
         if not came.keys() <= self._listed:
-            raise Protocol("a page that was not announced")
+            raise Protocol("unexpected page frame")
         self._open()
         self._capacity(len(data))
         self._came_pages |= came
@@ -226,6 +228,7 @@ class Importer:
 
     # ----------------------------------------------------------------- making
 
+    @hinted(AGAIN)
     def finish(self) -> CheckpointRow:
         """Make everything of it, durably, but for its row, which is returned. Raises and leaves nothing otherwise.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol
 
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, hinted
 
 STRING, BOOLEAN, MANY = "string", "boolean", "many"
 FLAGS: dict[str, dict[str, str]] = {
@@ -113,6 +113,7 @@ class Dockerfile:
     escape: str = "\\"
 
 
+@hinted("correct it; the page about images says what is supported and what differs from BuildKit")
 def parse(text: str) -> Dockerfile:
     """The stages of a Dockerfile. Raises Invalid with the line."""
     text = text.removeprefix("\ufeff")

@@ -34,7 +34,17 @@ from typing import Any
 import msgspec
 
 from sandbox.descriptors import closing
-from sandbox.errors import Forbidden, ImageNotFound, Invalid, NoSpace, PagurusError, Protocol, TooMany, Unsupported
+from sandbox.errors import (
+    Forbidden,
+    ImageNotFound,
+    Invalid,
+    NoSpace,
+    PagurusError,
+    Protocol,
+    TooMany,
+    Unsupported,
+    hinted,
+)
 from sandbox.image import oci
 from sandbox.image.reference import Reference
 from sandbox.messages import ImageConfig
@@ -46,6 +56,7 @@ MAX_RETAINED = 8 << 30  # bytes of layers that are kept between pulls
 MAX_SILENCE = 180.0  # seconds in which nothing comes; skopeo's own pauses after a 429 are shorter
 POLL_INTERVAL = 0.1  # seconds
 HEADROOM = 1 << 20  # bytes that a file may be larger than declared: skopeo's own documents
+_PUSH = "push it again with a current docker or podman"
 INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 MANIFESTS = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 #: Of the environment, what skopeo is to know: where it is, whose credentials, which proxy.
@@ -77,6 +88,7 @@ class ImageManifest:
         return sum(self.blobs.values())
 
 
+@hinted(_PUSH)
 def manifest(target: Reference) -> ImageManifest:
     """What the registry has under this name, for this machine. Raises ImageNotFound, Forbidden, Invalid, ..."""
     digest, document = _document(target)
@@ -88,11 +100,12 @@ def manifest(target: Reference) -> ImageManifest:
     if "layers" not in document or document.get("mediaType", MANIFESTS[0]) not in MANIFESTS:
         raise Unsupported(
             f"{target.name} is of a kind that is not supported: {str(document.get('mediaType') or 'schema 1')[:80]}",
-            hint="push it again with a current docker or podman",
+            hint=_PUSH,
         )
     return ImageManifest(Reference(target.registry, target.path, target.tag, digest), _blobs(target, document))
 
 
+@hinted(_PUSH)
 def fetch(result: ImageManifest, layers: Path, tree: Path, report: Report = lambda done, total: None) -> ImageConfig:
     """Fill the empty directory `tree`; `layers` keeps what was fetched. `report` is called while it is fetched."""
     with _retained(layers, result) as blobs, tempfile.TemporaryDirectory(dir=tree.parent) as directory:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.errors import ErrorBody, Invalid, NoSpace, PagurusError, from_body
+from sandbox.errors import ErrorBody, Invalid, NoSpace, PagurusError, from_body, hinted
 from sandbox.image import oci
 from sandbox.messages import ImageConfig
 
@@ -44,7 +44,10 @@ def unpack(source: Path, tree: Path) -> ImageConfig | None:
             argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False, start_new_session=True
         )
     except subprocess.TimeoutExpired:
-        raise Invalid(f"{source.name} was not unpacked within {TIMEOUT:.0f} s") from None
+        raise Invalid(
+            f"{source.name} was not unpacked within {TIMEOUT:.0f} s",
+            hint="make the image smaller, or try again while the host does less",
+        ) from None
     try:
         said = msgspec.json.decode(done.stdout, type=UnpackedImage)
     except msgspec.DecodeError:
@@ -65,6 +68,7 @@ def bound_process() -> None:
         file.write("500")
 
 
+@hinted("make the archive again: `docker save`, `skopeo copy`, or `tar` of a root directory")
 def fill(source: Path, tree: Path) -> ImageConfig | None:
     """What the process does, in this one."""
     if source.is_dir():

@@ -23,7 +23,7 @@ from pathlib import PurePosixPath
 from typing import IO
 
 from sandbox.descriptors import closing
-from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.errors import Invalid, NotFound, PagurusError, hinted
 from sandbox.tree import tar, walk
 from sandbox.tree.safe_path import IN_ROOT, ON_HOST, inner_id, make_parents, open_kind, openat2, opened, pinned, refused
 from sandbox.tree.space import Reserve
@@ -185,6 +185,7 @@ ROOT = Rules(owners=True, reserve=True)  # of a root file system
 LAYER = Rules(owners=True, whiteouts=True, reserve=True)
 
 
+@hinted("pack it again with `tar` in the directory itself: names without `..`, links within it")
 def unpack(stream: IO[bytes], directory: int, *, limit: int, rules: Rules = IN_SANDBOX) -> int:
     """Unpack a tar stream below the open `directory`; returns the bytes of data of its files.
 
