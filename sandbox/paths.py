@@ -93,7 +93,10 @@ def runtime_layer(name: str = "") -> Path:
     if not name:
         return (runtime_home() / "layer").resolve()
     if not _LAYER.fullmatch(name):
-        raise Invalid(f"no name of a runtime layer: {name[:64]!r}")
+        raise Invalid(
+            f"no name of a runtime layer: {name[:64]!r}",
+            hint="import the checkpoint where its runtime layer is: the same version of Pagurus",
+        )
     return runtime_home() / "layers" / name
 
 

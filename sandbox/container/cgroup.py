@@ -166,7 +166,10 @@ def prepare_host() -> None:
             available = set((group / "cgroup.controllers").read_text().split())
             enabled = set((group / "cgroup.subtree_control").read_text().split())
             if missing := target - available:
-                raise Unsupported(f"cgroup controllers {', '.join(sorted(missing))} are not available in {group}")
+                raise Unsupported(
+                    f"cgroup controllers {', '.join(sorted(missing))} are not available in {group}",
+                    hint="enable them in cgroup.subtree_control above it; `pagurus doctor` tries them",
+                )
             if target - enabled:
                 _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(target)))
         if "pids" in target:

@@ -139,7 +139,10 @@ class Container:
     async def begin(cls, spec: ContainerSpec) -> Container:
         """Groups, shim and namespaces of a sandbox that has no files yet. :meth:`furnish` follows."""
         if spec.uid_base < ID_RANGE:
-            raise Invalid(f"uid_base {spec.uid_base} overlaps the host's own users")
+            raise Invalid(
+                f"uid_base {spec.uid_base} overlaps the host's own users",
+                hint="choose one above the ids of /etc/passwd and /etc/subuid",
+            )
         container = cls(spec)
         await container._disk()
         if not container.layer.is_dir():
@@ -152,7 +155,11 @@ class Container:
         try:
             container.cgroup.create()
         except FileExistsError as error:
-            raise Conflict(f"a control group {spec.id} exists already", sandbox=spec.id) from error
+            raise Conflict(
+                f"a control group {spec.id} exists already",
+                sandbox=spec.id,
+                hint="remove the sandbox, or choose another id",
+            ) from error
         try:
             with container._refusals():
                 container.root.mkdir(parents=True, exist_ok=True)
@@ -184,7 +191,11 @@ class Container:
             hint = hints.layer(refused) if refused and error.errno == errno.EINVAL else ""
             raise Unsupported(f"cannot make a sandbox: {error}", hint=hint, sandbox=self.spec.id) from error
         except ShimGone as error:
-            raise Unsupported(f"the shim ended at once: {self._said()}", sandbox=self.spec.id) from error
+            raise Unsupported(
+                f"the shim ended at once: {self._said()}",
+                sandbox=self.spec.id,
+                hint="`pagurus doctor` says what this host lacks",
+            ) from error
 
     def _said(self) -> str:
         """The shim's own words."""
@@ -251,7 +262,9 @@ class Container:
         try:
             (pid,), (pidfd,) = await self.call("start")
         except ShimError as error:
-            raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id) from error
+            raise Unsupported(
+                f"cannot start pid 1: {error}", sandbox=self.spec.id, hint="`pagurus doctor` says what this host lacks"
+            ) from error
         self._adopt_init(int(pid), pidfd)
         return int(pid)
 
@@ -503,7 +516,11 @@ class Container:
         try:
             await self._mount()
         except ShimError as error:
-            raise Unsupported(f"cannot mount the file tree: {error}", sandbox=self.spec.id) from error
+            raise Unsupported(
+                f"cannot mount the file tree: {error}",
+                sandbox=self.spec.id,
+                hint="`pagurus doctor` says what this host lacks",
+            ) from error
 
     async def destroy(self) -> None:
         """Processes, mounts, groups, namespaces, shim: gone. The tree stays its owner's."""

@@ -88,7 +88,10 @@ class Outlet:
     def need_reader(self) -> None:
         """Before the command begins: raises Closed where no caller waits for it any more."""
         if self.left:
-            raise Closed("the caller left before the command began")
+            raise Closed(
+                "the caller left before the command began",
+                hint="send it again, and keep the connection open until it has ended",
+            )
 
     def open(self) -> None:
         """Take all that follows, which is little, whatever the reader does."""

@@ -267,7 +267,7 @@ async def _connect(connection: socket.socket, address: str) -> None:
 def _field(part: str | bytes | int) -> bytes:
     data = os.fsencode(part) if isinstance(part, str) else part if isinstance(part, bytes) else str(part).encode()
     if b"\0" in data:
-        raise Invalid("an argument, variable or path holds a NUL byte")
+        raise Invalid("an argument, variable or path holds a NUL byte", hint="remove the byte")
     return data
 
 

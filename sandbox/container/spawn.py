@@ -43,9 +43,13 @@ async def start(
     `oom_kills`: what the sandbox's group has counted so far, for who has just looked.
     """
     if not argv or not argv[0]:
-        raise Invalid("an empty command", sandbox=container.spec.id)
+        raise Invalid("an empty command", sandbox=container.spec.id, hint="give a program, or a line for the shell")
     if not 0 <= uid < ID_RANGE:
-        raise Invalid(f"no such user in a sandbox: {uid}", sandbox=container.spec.id)
+        raise Invalid(
+            f"no such user in a sandbox: {uid}",
+            sandbox=container.spec.id,
+            hint="uids of a sandbox lie between 0 and 65535",
+        )
     gids = ",".join(map(str, (uid if gid is None else gid, *groups)))
     variables = [f"{name}={value}" for name, value in env.items()]
     before = container.cgroup.oom_kills() if oom_kills is None else oom_kills

@@ -158,7 +158,7 @@ class StartedSupervisor:
 async def start(container: Container, name: str, program: Program) -> StartedSupervisor:
     """Start an attendant under `name`, and it the program."""
     if not program.argv or not program.argv[0]:
-        raise Invalid("an empty command", sandbox=container.spec.id)
+        raise Invalid("an empty command", sandbox=container.spec.id, hint="give a program, or a line for the shell")
     argv = [
         PROGRAM,
         f"{RUN_AREA}/{name}",

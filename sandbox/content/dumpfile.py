@@ -261,7 +261,10 @@ def read(path: Path) -> DumpFile:
     except (OSError, zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise CheckpointFailed(f"{path} cannot be read: {error}", hint="the checkpoint is damaged") from error
     if dump.format != FORMAT:
-        raise CheckpointFailed(f"{path} has format {dump.format}, this version reads {FORMAT}")
+        raise CheckpointFailed(
+            f"{path} has format {dump.format}, this version reads {FORMAT}",
+            hint="install the version that wrote it, or restore another checkpoint",
+        )
     return dump
 
 

@@ -372,7 +372,10 @@ class PageStore:
         for slot in range(len(data) // PAGE):
             if blake3(data[slot * PAGE : (slot + 1) * PAGE]).digest() != slots.get(slot):
                 self._condemn(block)
-                raise CheckpointFailed(f"page {first + slot} is not what the index says")
+                raise CheckpointFailed(
+                    f"page {first + slot} is not what the index says",
+                    hint="`pagurus checkpoint verify` names what is damaged; restore another checkpoint",
+                )
 
     def verify(self, numbers: np.ndarray) -> int:
         """Re-hash the pages with these numbers; raises CheckpointFailed with what is wrong. Returns how many."""

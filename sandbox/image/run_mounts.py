@@ -60,12 +60,15 @@ def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) ->
     target = next((options.pop(name) for name in _TARGETS if name in options), "")
     source = next((options.pop(name) for name in _SOURCES if name in options), "")
     if unknown := set(options) - _KEYS[kind]:
-        raise Invalid(f"{here}=type={kind}: {min(unknown)} is not supported")
+        raise Invalid(
+            f"{here}=type={kind}: {min(unknown)} is not supported",
+            hint="correct it; the page about images says what is supported",
+        )
     if kind not in ("secret", "ssh") and not target:
-        raise Invalid(f"{here}=type={kind} needs a target")
+        raise Invalid(f"{here}=type={kind} needs a target", hint="add target=/PATH")
     where = posixpath.normpath(posixpath.join("/", workdir, target)) if target else ""
     if where == "/":
-        raise Invalid(f"{here}: the target / is not a place for a mount")
+        raise Invalid(f"{here}: the target / is not a place for a mount", hint="name a directory below /")
     owner = f"{_number(options, 'uid', here)}:{_number(options, 'gid', here)}"
     if kind == "bind":
         return BuildMount("bind", where, origin=options.get("from", ""), source=source or "/")
@@ -83,7 +86,7 @@ def _mount(given: str, expand: Callable[[str], str], workdir: str, here: str) ->
 def _secret(options: dict[str, str], target: str, source: str, owner: str, here: str) -> BuildMount:
     name, variable = options.get("id", "") or source, options.get("env", "")
     if not (name or target):
-        raise Invalid(f"{here}=type=secret needs an id")
+        raise Invalid(f"{here}=type=secret needs an id", hint="add id=NAME, and build with --secret id=NAME,src=FILE")
     name = name or posixpath.basename(target)
     if "env" in options and not variable:
         variable = name
@@ -98,12 +101,12 @@ def _options(given: str, expand: Callable[[str], str], here: str) -> dict[str, s
     try:
         fields = next(csv.reader([given], strict=True), [])
     except csv.Error as error:
-        raise Invalid(f"{here}={given}: {error}") from None
+        raise Invalid(f"{here}={given}: {error}", hint="name a path below the directory of the build") from None
     for word in fields:
         key, equals, value = word.partition("=")
         key = key.lower()
         if not equals and key not in ("ro", "readonly", "rw", "readwrite", "required"):
-            raise Invalid(f"{here}: {word!r} is no KEY=VALUE")
+            raise Invalid(f"{here}: {word!r} is no KEY=VALUE", hint="write KEY=VALUE, separated by commas")
         result[key] = expand(value)
     return result
 
@@ -115,7 +118,7 @@ def _required(options: dict[str, str]) -> bool:
 def _number(options: dict[str, str], key: str, here: str) -> int:
     value = options.get(key, "0")
     if not value.isdecimal() or int(value) >= 1 << 32:
-        raise Invalid(f"{here}: {key}={value} is no number of an owner")
+        raise Invalid(f"{here}: {key}={value} is no number of an owner", hint="give a number from 0 to 65535")
     return int(value)
 
 
@@ -123,4 +126,4 @@ def _octal(options: dict[str, str], default: int, here: str) -> int:
     try:
         return int(options["mode"], 8) & 0o7777 if "mode" in options else default
     except ValueError:
-        raise Invalid(f"{here}: mode is an octal number") from None
+        raise Invalid(f"{here}: mode is an octal number", hint="write it as 0644") from None

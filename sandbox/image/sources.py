@@ -30,14 +30,14 @@ COPY = (sys.executable, "-m", "sandbox.tree.copy")
 def directory(source: Path, tree: Path) -> None:
     """Copy a directory, owners and extended attributes included."""
     if not source.is_dir():
-        raise Invalid(f"{source} is not a directory")
+        raise Invalid(f"{source} is not a directory", hint="name a directory, or an archive")
     _run(*COPY, str(source.resolve()), str(tree))
 
 
 def archive(source: Path, tree: Path) -> ImageConfig | None:
     """Unpack an OCI layout, what ``docker save`` wrote, or a tar of a root file system."""
     if not source.is_file() and not (source / "index.json").is_file():
-        raise Invalid(f"{source} is not a file")
+        raise Invalid(f"{source} is not a file", hint="name an archive, or a directory")
     return unpacking.unpack(source.resolve(), tree)
 
 
@@ -79,9 +79,15 @@ def docker(reference: str, tree: Path) -> ImageConfig | None:
             saved.flush()
             return archive(Path(saved.name), tree)
     except NoSuchImage as error:
-        raise ImageNotFound(f"the Docker Engine has no image {reference!r} and cannot pull it") from error
+        raise ImageNotFound(
+            f"the Docker Engine has no image {reference!r} and cannot pull it",
+            hint="pull it with `docker pull`, or use `pagurus image pull`",
+        ) from error
     except APIError as error:
-        raise Invalid(f"Docker Engine: {error.explanation or error}") from error
+        raise Invalid(
+            f"Docker Engine: {error.explanation or error}",
+            hint="see `docker info`; `pagurus image pull` needs no Docker Engine",
+        ) from error
 
 
 def checkpoint(upper: Path | None, lower: Path, tree: Path) -> None:
@@ -134,4 +140,4 @@ def _run(*argv: str) -> None:
             raise NoSpace(f"{argv[0]}: {tail}", hint="free disk space and repeat")
         if "is larger than a file" in tail:
             raise Invalid(tail, hint="make the file smaller (`truncate`) or remove it, then take a checkpoint of that")
-        raise Invalid(f"{argv[0]} failed: {tail}")
+        raise Invalid(f"{argv[0]} failed: {tail}", hint="correct what it says, and try again")

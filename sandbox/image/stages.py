@@ -125,7 +125,8 @@ class BuildArguments:
         target = _expand(stage.platform, self.outside, self.escape, stage.line)
         if target and not fits(target):
             raise Unsupported(
-                f"line {stage.line}: FROM --platform={target}: sandboxes of this host are {platform_name()}"
+                f"line {stage.line}: FROM --platform={target}: sandboxes of this host are {platform_name()}",
+                hint="build it on a host of that platform, or leave --platform out",
             )
         return name
 
@@ -397,7 +398,7 @@ def _expand(text: str, scope: Mapping[str, str], escape: str, line: int) -> str:
     try:
         return words.expand(text, scope, escape=escape)
     except ValueError as error:
-        raise Invalid(f"line {line}: {text!r}: {error}") from None
+        raise Invalid(f"line {line}: {text!r}: {error}", hint="set the variable, or correct the expression") from None
 
 
 def is_repository(address: str) -> bool:
@@ -413,7 +414,7 @@ def _split(text: str, scope: Mapping[str, str], escape: str, line: int) -> list[
     try:
         return words.split(text, scope, escape=escape)
     except ValueError as error:
-        raise Invalid(f"line {line}: {text!r}: {error}") from None
+        raise Invalid(f"line {line}: {text!r}: {error}", hint="set the variable, or correct the expression") from None
 
 
 def _changed(config: ImageConfig, **changes: object) -> ImageConfig:

@@ -425,7 +425,7 @@ def normalise(tree: Path) -> None:
         for name, mode in MOUNT_POINTS.items():
             result = _mode(root, name)
             if result and not stat.S_ISDIR(result) and name not in ALWAYS_THERE:
-                raise Invalid(f"/{name} of the image is not a directory")
+                raise Invalid(f"/{name} of the image is not a directory", hint="make it a directory in the image")
             if not result:
                 os.mkdir(name, mode, dir_fd=root)
                 os.chmod(name, mode, dir_fd=root)

@@ -80,7 +80,9 @@ class ForkRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     def need_count(self) -> None:
         """Raises Invalid for too few or too many."""
         if not 1 <= self.count <= MAX_FORKS:
-            raise Invalid(f"count must lie between 1 and {MAX_FORKS}, not {self.count}")
+            raise Invalid(
+                f"count must lie between 1 and {MAX_FORKS}, not {self.count}", hint="fork several times for more"
+            )
 
 
 class ForkEntry(Brief, kw_only=True, omit_defaults=True):

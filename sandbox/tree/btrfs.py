@@ -245,7 +245,10 @@ def limit(path: Path, size: int | None, *, group: int = 0) -> None:
             if error.errno != errno.ENOTCONN:
                 raise
             if size is not None:
-                raise Unsupported(f"limit {path}: quotas are off on this file system") from error
+                raise Unsupported(
+                    f"limit {path}: quotas are off on this file system",
+                    hint="the pool of a daemon has them: set PAGURUS_STATE, or start `pagurus daemon`",
+                ) from error
 
 
 def _limit(fd: int, size: int | None, group: int) -> None:

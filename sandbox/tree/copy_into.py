@@ -75,10 +75,13 @@ def canonical(root: int, path: str, *, missing: bool = False) -> str:
         except (FileNotFoundError, NotADirectoryError) as error:
             if missing and isinstance(error, FileNotFoundError):
                 continue
-            raise NotFound(f"no such file or directory: {path}") from error
+            raise NotFound(
+                f"no such file or directory: {path}",
+                hint="check the path: it begins at the root of the context or stage",
+            ) from error
         links += 1
         if links > MAX_LINKS:
-            raise Invalid(f"{path} leads in circles")
+            raise Invalid(f"{path} leads in circles", hint="remove one of the links")
         here = "" if target.startswith("/") else posixpath.dirname(here)
         pending += [part for part in reversed(target.split("/")) if part not in ("", ".")]
     return here
@@ -137,7 +140,10 @@ class _Copier:
         target = PatternList([pattern])
         included = self._included(above, target)
         if not included and not split_wildcards(pattern)[1]:
-            raise NotFound(f"no such file or directory: {path}")
+            raise NotFound(
+                f"no such file or directory: {path}",
+                hint="check the path: it begins at the root of the context or stage",
+            )
         into = self.directories(self._request.target)
         self._tree(above, into, included)
 
@@ -156,7 +162,7 @@ class _Copier:
         there = self._status(into)
         if stat.S_ISDIR(status.st_mode):
             if there is not None and not stat.S_ISDIR(there.st_mode):
-                raise Invalid(f"{target} is not a directory")
+                raise Invalid(f"{target} is not a directory", hint="end the target with / only if it is a directory")
             self.directories(into)
             self._linked.clear()
             self._tree(real, into, self._included(real, None) if self._exclude else None)
@@ -196,7 +202,7 @@ class _Copier:
             self.copied.entries += 1
         result = self._status(into) if into else os.fstat(self._root)
         if result is None or not stat.S_ISDIR(result.st_mode):
-            raise Invalid(f"{path} is not a directory")
+            raise Invalid(f"{path} is not a directory", hint="end the target with / only if it is a directory")
         return into
 
     def _status(self, path: str) -> os.stat_result | None:
@@ -249,7 +255,10 @@ class _Copier:
                 step.enter[TARGET] = True
                 self.copied.entries += 1
             elif not stat.S_ISDIR(there.st_mode):
-                raise Invalid(f"{step.path} is a directory in the source and none in the target")
+                raise Invalid(
+                    f"{step.path} is a directory in the source and none in the target",
+                    hint="remove it first, or choose another target",
+                )
             elif there.st_dev != os.fstat(holder).st_dev:
                 self._leave_mount(parent, step)
             return
@@ -272,7 +281,10 @@ class _Copier:
         """What is mounted in the sandbox (/proc) is there in every image: only a source without content fits it."""
         with closing(openat2(parent, step.name, os.O_RDONLY | os.O_DIRECTORY, resolve=NO_LINKS)) as directory:
             if os.listdir(directory):
-                raise Invalid(f"{step.path} is mounted in every sandbox: nothing can be copied into it")
+                raise Invalid(
+                    f"{step.path} is mounted in every sandbox: nothing can be copied into it",
+                    hint="copy to another directory",
+                )
         step.enter = [False, False]
 
     def _leave(self, step: WalkEntry) -> None:
@@ -289,7 +301,10 @@ class _Copier:
                     with contextlib.suppress(OSError):  # not empty
                         os.rmdir(name, dir_fd=holder)
                         return
-                raise Invalid(f"{name} is a directory in the target and none in the source")
+                raise Invalid(
+                    f"{name} is a directory in the target and none in the source",
+                    hint="remove it first, or choose another target",
+                )
             os.close(openat2(holder, name, _POLL))  # a mount point is refused
             os.unlink(name, dir_fd=holder)
 
@@ -340,7 +355,10 @@ class _Copier:
 
     def _chown(self, holder: int, name: str, uid: int, gid: int) -> None:
         if not (0 <= uid < IDS and 0 <= gid < IDS):
-            raise Invalid(f"{name} belongs to {uid}:{gid}: a sandbox has the owners 0 to {IDS - 1}")
+            raise Invalid(
+                f"{name} belongs to {uid}:{gid}: a sandbox has the owners 0 to {IDS - 1}",
+                hint="choose an owner from 0 to 65535",
+            )
         os.chown(name, self._base + uid, self._base + gid, dir_fd=holder, follow_symlinks=False)
 
     # ----------------------------------------------------------------- archives

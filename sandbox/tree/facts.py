@@ -32,7 +32,10 @@ def tree(upper: Path) -> Facts:
             path = f"/{step.path}"
             left -= len(path)
             if left < 0:
-                raise Invalid(f"the paths of its files are longer than {MAX_PATHS >> 20} MiB together")
+                raise Invalid(
+                    f"the paths of its files are longer than {MAX_PATHS >> 20} MiB together",
+                    hint="remove files, or shorten their paths",
+                )
             (holder,), (result,) = step.parents, step.result
             facts[f"file {path}"] = _entry(holder, step.name, result, linked, path)
     return facts

@@ -210,7 +210,7 @@ def _located(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The directory that holds `path`, opened, and the name in it."""
     pure = absolute(path)
     if pure.name in ("", ".."):
-        raise Invalid(f"{path!r} names no entry of a directory")
+        raise Invalid(f"{path!r} names no entry of a directory", hint="name a file or directory below /")
     with opened(root, str(pure.parent), os.O_PATH | os.O_DIRECTORY) as parent:
         yield parent, pure.name
 

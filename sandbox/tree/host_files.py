@@ -50,7 +50,10 @@ def target(local: str | Path, below: str = "") -> Iterator[int]:
             raise Invalid(
                 f"{text} is a symbolic link", hint="name the directory that it leads to, or end the path with a slash"
             ) from error
-        raise Invalid(f"{text} cannot be a directory to copy into: {os.strerror(error.errno or 0)}") from error
+        raise Invalid(
+            f"{text} cannot be a directory to copy into: {os.strerror(error.errno or 0)}",
+            hint="name a directory that exists and that you may write to",
+        ) from error
     with closing(top):
         if not below:
             yield top
@@ -94,7 +97,7 @@ def new_file(directory: Path, name: str) -> Iterator[IO[bytes]]:
     """A new file in a directory that the caller has made, open for writing; `name` may be a stranger's."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     if len(_name(name).parts) != 1:
-        raise Invalid(f"not the name of a file: {name[:80]!r}")
+        raise Invalid(f"not the name of a file: {name[:80]!r}", hint="use one name without / and NUL")
     try:
         with closing(os.open(directory, _DIRECTORY)) as parent:
             file = os.open(name, flags, 0o600, dir_fd=parent)
@@ -118,7 +121,7 @@ def move_up(directory: int, fresh: str, name: str, as_name: str) -> None:
     """Give the file `name` of the fresh directory in an open one the name `as_name` in that, whatever had it before."""
     for item in (name, as_name):
         if len(_name(item).parts) != 1:
-            raise Invalid(f"not the name of a file: {item[:80]!r}")
+            raise Invalid(f"not the name of a file: {item[:80]!r}", hint="use one name without / and NUL")
     try:
         with closing(openat2(directory, fresh, os.O_PATH | os.O_DIRECTORY, resolve=ON_HOST)) as source:
             os.replace(name, as_name, src_dir_fd=source, dst_dir_fd=directory)
@@ -134,7 +137,7 @@ def read(directory: Path, name: str, limit: int) -> bytes:
     with open_file(directory, name) as file:
         content = file.read(limit + 1)
     if len(content) > limit:
-        raise Invalid(f"{name} is larger than {limit} bytes")
+        raise Invalid(f"{name} is larger than {limit} bytes", hint="make the file smaller")
     return content
 
 
@@ -144,7 +147,7 @@ def open_file(directory: Path, name: str) -> IO[bytes]:
         with closing(os.open(directory, _DIRECTORY)) as top:
             return os.fdopen(open_kind(top, name, os.O_RDONLY, (stat.S_IFREG,), resolve=BENEATH), "rb")
     except FileNotFoundError as error:
-        raise NotFound(f"no such file: {directory / name}") from error
+        raise NotFound(f"no such file: {directory / name}", hint="check the name") from error
     except OSError as error:
         if error.errno == errno.EXDEV:
             text = f"{name} is a link that leads out of {directory}"
@@ -155,5 +158,5 @@ def open_file(directory: Path, name: str) -> IO[bytes]:
 def _name(text: str) -> PurePosixPath:
     path = PurePosixPath(text)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in text:
-        raise Invalid(f"not a path below a directory: {text[:80]!r}")
+        raise Invalid(f"not a path below a directory: {text[:80]!r}", hint="use a relative path without ..")
     return path

@@ -269,4 +269,7 @@ def _device(fd: int) -> tuple[int, int]:
 def _run(*argv: str) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unsupported(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
+        raise Unsupported(
+            f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}",
+            hint="`pagurus doctor` tries btrfs; see `dmesg` for errors of the disk",
+        )

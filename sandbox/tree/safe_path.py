@@ -251,7 +251,7 @@ def open_deep(root: int, path: bytes, flags: int) -> int:
 def need_path(path: str) -> None:
     """Raise for a path with a NUL byte: the kernel would read it only up to there."""
     if "\0" in path:
-        raise Invalid(f"a path holds no NUL byte: {path!r}")
+        raise Invalid(f"a path holds no NUL byte: {path!r}", hint="remove the byte")
 
 
 def make_parents(root: int, directory: PurePosixPath, mode: int = 0o755, *, resolve: int = IN_ROOT) -> None:

@@ -104,7 +104,7 @@ class Reader:
                 return
             self._archive.members = []  # a long stream is not kept in memory
             if count >= MAX_ENTRIES:
-                raise Invalid(f"the archive has more than {MAX_ENTRIES} entries")
+                raise Invalid(f"the archive has more than {MAX_ENTRIES} entries", hint="split it into several archives")
             if member.size < 0:  # an extended header may say so
                 raise tarfile.ReadError(f"a file of {member.size} bytes")
             yield member

@@ -61,7 +61,10 @@ def _remove(numbers: list[int]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     for number in numbers:
         if libc.shmctl(number, IPC_RMID, None):
-            raise RestoreFailed(f"shared memory {number} cannot be removed: {os.strerror(ctypes.get_errno())}")
+            raise RestoreFailed(
+                f"shared memory {number} cannot be removed: {os.strerror(ctypes.get_errno())}",
+                hint="restore it again, or an older checkpoint",
+            )
 
 
 def numbers(container: Container) -> dict[int, int]:

@@ -70,7 +70,10 @@ class Standing:
                 for _ in ("enters", "leaves"):
                     _ptrace(_CONT_TO_SYSCALL, thread)
                     if (observed := _stopped(thread)) != _AT_CALL:
-                        raise RestoreFailed(f"task {thread} stopped with {observed} instead of making a system call")
+                        raise RestoreFailed(
+                            f"task {thread} stopped with {observed} instead of making a system call",
+                            hint="restore it again, or an older checkpoint (`pagurus tree`)",
+                        )
                 result: int = struct.unpack("=q", struct.pack("=Q", _registers(thread)[_AX]))[0]
             finally:
                 _poke(memory, at, before)
@@ -154,7 +157,10 @@ def _instruction(pid: int, memory: int) -> int:
             result = _peek(memory, start, end - start).find(_SYSCALL)
             if result >= 0:
                 return start + result
-    raise RestoreFailed(f"process {pid} has no vDSO with a system call in it")
+    raise RestoreFailed(
+        f"process {pid} has no vDSO with a system call in it",
+        hint="restore it again, or an older checkpoint (`pagurus tree`)",
+    )
 
 
 def _capacity(pid: int, stack: int, size: int) -> int:
@@ -164,7 +170,10 @@ def _capacity(pid: int, stack: int, size: int) -> int:
     if any(start <= below and below + size <= end for start, end in writable):
         return below
     if not writable:
-        raise RestoreFailed(f"process {pid} has no memory that can be written")
+        raise RestoreFailed(
+            f"process {pid} has no memory that can be written",
+            hint="restore it again, or an older checkpoint (`pagurus tree`)",
+        )
     return writable[0][0]
 
 

@@ -331,7 +331,11 @@ def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
         except OSError as error:
             failed = [error]
     if failed:
-        raise RestoreFailed(f"memory could not be written: {failed[0]}", sandbox=sandbox)
+        raise RestoreFailed(
+            f"memory could not be written: {failed[0]}",
+            sandbox=sandbox,
+            hint="restore it again, or an older checkpoint (`pagurus tree`)",
+        )
 
 
 def steps(first: int, last: int) -> Iterator[tuple[int, int]]:

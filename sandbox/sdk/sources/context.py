@@ -115,7 +115,7 @@ class BuildContext:
             except NotFound:
                 continue
             except ValueError as error:
-                raise Invalid(f"{file.name}: {error}") from None
+                raise Invalid(f"{file.name}: {error}", hint="correct the pattern") from None
         return cls(root, PatternList([]), lasting)
 
     def select(self, sources: Iterable[str], line: int) -> Selection:
@@ -147,7 +147,9 @@ class _Walk:
         try:
             target = glob(pattern)
         except ValueError as error:
-            raise Invalid(f"line {self._line}: {source}: {error}") from None
+            raise Invalid(
+                f"line {self._line}: {source}: {error}", hint="name a path below the directory of the build"
+            ) from None
         self._matching(above, above, target)
 
     def _matching(self, above: str, directory: str, target: re.Pattern[str]) -> None:
