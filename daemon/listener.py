@@ -66,7 +66,10 @@ def tcp(host: str, port: int) -> socket.socket:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(address)
     except OSError as error:
-        raise Invalid(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+        raise Invalid(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="choose another port with --listen, or end what listens there",
+        ) from None
     return server
 
 

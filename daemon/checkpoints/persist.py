@@ -151,8 +151,14 @@ def _need_durable_content(services: Services, row: CheckpointRow) -> None:
         if shared is None or shared.state is CheckpointState.DURABLE:
             continue
         if shared.state is CheckpointState.FAILED:
-            raise CheckpointDamaged(f"it shares content with {owner}, which failed: {shared.error}")
-        raise PagurusError(f"it shares content with {owner}, which is not durable")
+            raise CheckpointDamaged(
+                f"it shares content with {owner}, which failed: {shared.error}",
+                hint="the daemon tries again by itself: wait until the other one is durable",
+            )
+        raise PagurusError(
+            f"it shares content with {owner}, which is not durable",
+            hint="the daemon tries again by itself: wait until the other one is durable",
+        )
 
 
 async def _publish(services: Services, row: CheckpointRow) -> None:

@@ -109,7 +109,10 @@ class CredentialStore:
             try:
                 await asyncio.to_thread(client_context, credential.ca)
             except (ssl.SSLError, ValueError):
-                raise Invalid("`ca` holds no certificates in PEM") from None
+                raise Invalid(
+                    "`ca` holds no certificates in PEM",
+                    hint="give the text of one or more certificates, BEGIN CERTIFICATE included",
+                ) from None
         async with self._changing:
             others = [row for key, row in self._rows.items() if key != (owner, name)]
             if sum(row.owner == owner for row in others) >= MAX_OF_OWNER:

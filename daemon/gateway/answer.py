@@ -69,7 +69,9 @@ class UpstreamAnswer:
         """Take a chunk; returns when there is room for the next one."""
         self.size += len(chunk)
         if self.size > wire.MAX_ANSWER:
-            raise EngineFailed(f"the answer is longer than {wire.MAX_ANSWER} bytes")
+            raise EngineFailed(
+                f"the answer is longer than {wire.MAX_ANSWER} bytes", hint="limit max_tokens of the request"
+            )
         self._memory.add(len(chunk))
         free = chunk if self._gate is None else self._gate.feed(chunk)
         if free:

@@ -69,7 +69,11 @@ class Commands:
         existing = await line.handler.journal.commands(line.live.row.id, before)
         result = existing[place.position - 1].result if 0 < place.position <= len(existing) else None
         if result is None:
-            raise Conflict("the command's turn has ended since", sandbox=line.live.row.id)
+            raise Conflict(
+                "the command's turn has ended since",
+                sandbox=line.live.row.id,
+                hint="send the command again: it belongs to the next turn",
+            )
         return result
 
     async def _recorded(self, key: bytes) -> ExecResult:

@@ -129,7 +129,7 @@ class LiveConversation:
     def live(self) -> LiveSandbox:
         result = self._find()
         if result is None:
-            raise Closed("the sandbox has been removed")
+            raise Closed("the sandbox has been removed", hint="create a sandbox, and give the agent its address")
         return result
 
     @property

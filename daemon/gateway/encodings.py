@@ -37,7 +37,9 @@ def decode(encoding: str, data: bytes, *, limit: int) -> bytes:
         if encoding == "zstd":
             return _zstd(data, limit)
     except (zlib.error, zstandard.ZstdError) as error:
-        raise Invalid(f"the body is no {encoding}: {error}") from None
+        raise Invalid(
+            f"the body is no {encoding}: {error}", hint="send it without Content-Encoding, or as gzip, deflate or zstd"
+        ) from None
     raise Invalid(f"bodies encoded as {encoding[:50]!r} are not read", hint=f"known are {', '.join(ENCODINGS)}")
 
 
@@ -52,7 +54,7 @@ def _zlib(data: bytes, kind: int, limit: int) -> bytes:
         if not stream.eof:
             parts.add(stream.flush())
         if not stream.eof:
-            raise Invalid("the compressed body ends early")
+            raise Invalid("the compressed body ends early", hint="send it without Content-Encoding, or complete")
         data = stream.unused_data
         if not data:
             return parts.joined()
@@ -68,7 +70,7 @@ def _zstd(data: bytes, limit: int) -> bytes:
             parts.add(stream.decompress(data[at : at + ZSTD_STEP]))
             at += ZSTD_STEP
         if not stream.eof:
-            raise Invalid("the compressed body ends early")
+            raise Invalid("the compressed body ends early", hint="send it without Content-Encoding, or complete")
         data = stream.unused_data + data[at:]
         if not data:
             return parts.joined()
@@ -84,7 +86,7 @@ class _Parts:
     def add(self, part: bytes) -> None:
         self._size += len(part)
         if self._size > self._limit:
-            raise Invalid(f"the body unpacks to more than {self._limit} bytes")
+            raise Invalid(f"the body unpacks to more than {self._limit} bytes", hint="shorten the conversation")
         self._parts.append(part)
 
     def joined(self) -> bytes:

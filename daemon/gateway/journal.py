@@ -210,7 +210,10 @@ class ConversationJournal:
                 "SELECT status, headers, response FROM exchanges WHERE id = ? AND state = 'answered'", (exchange,)
             ).fetchone()
             if row is None:
-                raise NotFound(f"no answer is recorded for exchange {exchange}")
+                raise NotFound(
+                    f"no answer is recorded for exchange {exchange}",
+                    hint="only complete answers are recorded: send the request again",
+                )
             headers = msgspec.msgpack.decode(row[1], type=dict[str, str])
             return RecordedAnswer(row[0], headers, self._expand.decompress(row[2], max_output_size=MAX_ANSWER))
 

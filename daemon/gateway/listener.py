@@ -78,7 +78,7 @@ class SandboxShare:
     async def body(self, request: web.BaseRequest) -> AsyncIterator[bytes]:
         """The whole body of a request, bounded in size, time and company."""
         if (request.content_length or 0) > wire.MAX_BODY:
-            raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
+            raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes", hint="shorten the conversation")
         await go_ahead(request)
         parts: list[bytes] = []
         decoded = b""
@@ -110,14 +110,16 @@ class SandboxShare:
                 async for part in request.content.iter_any():
                     size += len(part)
                     if size > wire.MAX_BODY:
-                        raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes")
+                        raise Invalid(f"the body is larger than {wire.MAX_BODY} bytes", hint="shorten the conversation")
                     self._need_memory(len(part))
                     parts.append(part)
                     self.memory += len(part)
         except TimeoutError:
-            raise Timeout(f"the body took longer than {BODY_TIMEOUT:g} s") from None
+            raise Timeout(
+                f"the body took longer than {BODY_TIMEOUT:g} s", hint="send the request again, at once"
+            ) from None
         except (web.RequestPayloadError, ConnectionError) as error:
-            raise Invalid(f"the body broke off: {type(error).__name__}") from None
+            raise Invalid(f"the body broke off: {type(error).__name__}", hint="send the request again") from None
         await self.pace.take(size / SIZE_COST)
 
 
@@ -321,7 +323,10 @@ def socket_outside(host: str, port: int) -> socket.socket:
     try:
         return _listening(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
     except OSError as error:
-        raise Conflict(f"the gateway cannot listen on {host}:{port}: {error.strerror}") from None
+        raise Conflict(
+            f"the gateway cannot listen on {host}:{port}: {error.strerror}",
+            hint="choose another port, or end what listens there",
+        ) from None
 
 
 def _former(retained: Sequence[int], name: tuple[str, int]) -> socket.socket | None:

@@ -240,7 +240,7 @@ class GatewayService:
         """The conversation of a sandbox that has a gateway."""
         live = self.host.live_sandboxes.get(sandbox)
         if live is None or live.row.state is SandboxState.REMOVED:
-            raise Closed("the sandbox has been removed")
+            raise Closed("the sandbox has been removed", hint="create a sandbox, and give the agent its address")
         if live.row.gateway is None:
             raise Conflict("the sandbox has no gateway", hint="create it with gateway=Gateway(...)", sandbox=sandbox)
         if (existing := self.lines.get(sandbox)) is not None:
@@ -312,7 +312,11 @@ class GatewayService:
             behind = {step.id for step in line.path}
             script = [step.id for step in path if step.id not in behind]
             if not script:
-                raise Conflict(f"the record has nothing between here and {checkpoint}", sandbox=sandbox)
+                raise Conflict(
+                    f"the record has nothing between here and {checkpoint}",
+                    sandbox=sandbox,
+                    hint="replay from a checkpoint that an earlier request of this conversation made",
+                )
             line.place.script = script
             await self.journal.put_place(sandbox, line.place)
         return len(script)
@@ -407,7 +411,7 @@ class GatewayService:
         if name in self.config.upstreams:
             raise Conflict(f"upstream {name} is fixed by the configuration file", hint="change it there")
         if name not in self.handler.upstreams.added:
-            raise NotFound(f"no such upstream: {name}")
+            raise NotFound(f"no such upstream: {name}", hint="`pagurus gateway ls` lists those there are")
         users = [
             live.row.id
             for live in self.host.live_sandboxes.values()

@@ -64,7 +64,10 @@ class GatewayConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         try:
             config = msgspec.convert(tomllib.loads(path.read_text()), cls)
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-            raise Invalid(f"the gateway's configuration {path} cannot be read: {plain(error)}") from None
+            raise Invalid(
+                f"the gateway's configuration {path} cannot be read: {plain(error)}",
+                hint="correct the file: the page about the gateway has an example",
+            ) from None
         for name, upstream in config.upstreams.items():
             checked(name, upstream)
         config.check()
@@ -75,7 +78,7 @@ class GatewayConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise Invalid("the gateway's certificate needs its key", hint="give tls_cert and tls_key")
         if self.tls_cert is not None and self.proxy is not None:
-            raise Invalid("tls_cert and proxy exclude each other")
+            raise Invalid("tls_cert and proxy exclude each other", hint="leave one of them out")
         address = self.address()
         if address is None:
             if self.tls_cert is not None or self.proxy is not None:
@@ -107,9 +110,13 @@ def checked(name: str, upstream: Upstream) -> Upstream:
             or not header.isascii()
             or not header.replace("-", "").replace("_", "").isalnum()
         ):
-            raise Invalid(f"upstream {name}: no header may be called {header!r}")
+            raise Invalid(
+                f"upstream {name}: no header may be called {header!r}", hint="leave it out; `key_file` sets the key"
+            )
         if not value.isprintable() or not value.isascii():
-            raise Invalid(f"upstream {name}: header {header} has a value that cannot be sent")
+            raise Invalid(
+                f"upstream {name}: header {header} has a value that cannot be sent", hint="use printable ASCII"
+            )
     return upstream
 
 
@@ -197,9 +204,15 @@ class Upstreams:
                     shown = (value.removeprefix("Bearer ") for value in secrets.values())
                     yield UpstreamResponse(response, shown, upstream.url)
             except TimeoutError as error:
-                raise Timeout(f"upstream {name} gave no whole answer in time") from error
+                raise Timeout(
+                    f"upstream {name} gave no complete answer in time",
+                    hint="raise the upstream's `timeout`, or limit max_tokens of the request",
+                ) from error
             except (aiohttp.ClientError, ConnectionError) as error:
-                raise EngineFailed(f"upstream {name} cannot be asked: {type(error).__name__}") from error
+                raise EngineFailed(
+                    f"upstream {name} cannot be reached: {type(error).__name__}",
+                    hint="check the upstream's `url`, and that its server runs",
+                ) from error
             finally:
                 self._in_flight[name] -= 1
 

@@ -164,7 +164,7 @@ def understand(
     """The request with body `raw`; `model` replaces the one that it names. Raises Invalid if it is no JSON object,
     or has too many values."""
     if len(query) > MAX_QUERY:
-        raise Invalid("the query is too long")
+        raise Invalid("the query is too long", hint="leave parameters out")
     called = ""  # the model, by its path
     if route.family is ApiFamily.GEMINI and (match := _GEMINI.fullmatch(route.path)) is not None:
         called = match["model"]
@@ -176,7 +176,7 @@ def understand(
     if not route.has_body:
         return AgentRequest(route, path, {}, _key(path, {}), main=False, stream=False, headers=travelling)
     if len(raw) > MAX_VALUES and raw.count(b",") + raw.count(b"{") + raw.count(b"[") > MAX_VALUES:
-        raise Invalid(f"the body has more than {MAX_VALUES} values")
+        raise Invalid(f"the body has more than {MAX_VALUES} values", hint="shorten the conversation")
     try:
         body = msgspec.json.decode(raw, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
@@ -185,7 +185,9 @@ def understand(
                 f"the body has a lone surrogate, {lone}, which is no character: models refuse it",
                 hint='replace it before it is sent, as with text.encode("utf-8", "replace")',
             ) from None
-        raise Invalid(f"the body is not a JSON object: {error}") from None
+        raise Invalid(
+            f"the body is not a JSON object: {error}", hint="send the JSON object of the API that the path names"
+        ) from None
     named = called or str(body.get("model", ""))
     if model is not None and not called:
         body["model"] = model
@@ -217,7 +219,7 @@ def canonical(body: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode({k: v for k, v in body.items() if k not in VOLATILE}, order="deterministic")
     except RecursionError:
-        raise Invalid("the body is nested too deeply") from None
+        raise Invalid("the body is nested too deeply", hint="nest it less") from None
 
 
 def _key(path: str, body: Mapping[str, Any]) -> bytes:
@@ -325,9 +327,9 @@ def forwarded(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     for name, value in lines:
         sizes[name] += len(value)
         if sizes[name] > MAX_HEADER:
-            raise Invalid(f"the header {name} has more than {MAX_HEADER} characters")
+            raise Invalid(f"the header {name} has more than {MAX_HEADER} characters", hint="shorten the header")
         if not value.replace("\t", "").isprintable():
-            raise Invalid(f"the header {name} has characters that no header may have")
+            raise Invalid(f"the header {name} has characters that no header may have", hint="use printable ASCII")
     return lines
 
 

@@ -276,4 +276,7 @@ def _programs(request: ArriveRequest) -> dict[str, ProgramRow]:
     try:
         return msgspec.convert(request.programs, dict[str, ProgramRow])
     except msgspec.ValidationError as error:
-        raise Invalid(f"the programs of {request.id} cannot be taken: {error}") from None
+        raise Invalid(
+            f"the programs of {request.id} cannot be taken: {error}",
+            hint="install the same version of Pagurus on both hosts",
+        ) from None

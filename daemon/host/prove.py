@@ -67,7 +67,9 @@ class CheckpointProver:
                     # By the mark a lease that begins again lets it not go.
                     held = (host.run_dir / row.id / HELD).touch
                     if differences := await host.restorer.bring_back(container, origin, verify=True, hold=held):
-                        raise NotEqual("; ".join(differences[:3]))
+                        raise NotEqual(
+                            "; ".join(differences[:3]), hint="restore another checkpoint, and report this one"
+                        )
         finally:
             host.give_up(row)
 

@@ -90,10 +90,15 @@ def _try() -> None:
                 if made is not None:
                     break
             else:
-                raise Unsupported("no address is free for a probe")
+                raise Unsupported(
+                    "no address is free for a probe", hint="remove sandboxes with a network, and try again"
+                )
             within(namespace, lambda: _refused(links.ROUTER))
             if not table.refusals().get(made.address):
-                raise Unsupported("a packet was refused and not counted")
+                raise Unsupported(
+                    "a packet was refused and not counted",
+                    hint="see the rules that other programs have: `nft list ruleset`",
+                )
         finally:
             if made is not None:
                 links.disconnect(made.name)
@@ -108,8 +113,11 @@ def _refused(host: IPv4Address) -> None:
         except ConnectionRefusedError:
             return
         except OSError as error:
-            raise Unsupported(f"a packet to the host was lost, not refused: {error}") from error
-    raise Unsupported("a packet reached the host")
+            raise Unsupported(
+                f"a packet to the host was lost, not refused: {error}",
+                hint="see the rules that other programs have: `nft list ruleset`",
+            ) from error
+    raise Unsupported("a packet reached the host", hint="see the rules that other programs have: `nft list ruleset`")
 
 
 def _loopback() -> None:

@@ -234,7 +234,10 @@ class NftTable:
             try:
                 data = connection.recv(1 << 20)
             except TimeoutError:
-                raise Unsupported(f"nf_tables gave no answer within {TIMEOUT:g} s") from None
+                raise Unsupported(
+                    f"nf_tables gave no answer within {TIMEOUT:g} s",
+                    hint="try again while the host does less; see `dmesg`",
+                ) from None
             while len(data) >= 16:
                 length, kind, _, number, _ = struct.unpack_from("=IHHII", data)
                 if kind == NLMSG_ERROR and (number in waiting or number == first):

@@ -81,7 +81,10 @@ class BuildCache:
             if (inflight := host.services.inflights.get(row.id)) is not None:
                 await inflight.finalized(durable=True)
             if row.state is not CheckpointState.DURABLE:
-                raise Conflict(f"checkpoint {row.id} is not durable: {row.error or row.state.value}")
+                raise Conflict(
+                    f"checkpoint {row.id} is not durable: {row.error or row.state.value}",
+                    hint="build it again; `pagurus checkpoint verify` names damage",
+                )
             # How an agent reaches a model has no place in an image.
             row.template = msgspec.structs.replace(Template.of(host.template(row)), gateway=None)
             below = host.services.checkpoints.get(row.parent or "")

@@ -299,7 +299,10 @@ def _kind(result: os.stat_result, step: WalkEntry) -> Literal["d", "f", "l", "p"
         return "w"
     kind = KINDS.get(stat.S_IFMT(result.st_mode))
     if kind is None:
-        raise Invalid(f"{step.path} is a device, which does not travel")
+        raise Invalid(
+            f"{step.path} is a device, which does not travel",
+            hint="remove it from the sandbox and take another checkpoint",
+        )
     return kind
 
 
@@ -314,7 +317,10 @@ def _entry(
             continue
         if item not in (transfer.OPAQUE, transfer.REDIRECT, *transfer.ACLS) and not item.startswith(transfer.RETAINED):
             path = step.path if step else "/"
-            raise Invalid(f"{path} has the extended attribute {item}, which does not travel")
+            raise Invalid(
+                f"{path} has the extended attribute {item}, which does not travel",
+                hint="remove it (`setfattr -x`) and take another checkpoint",
+            )
         extended[item] = os.getxattr(full, item, follow_symlinks=False)
     entry = Entry(
         parent=parent,

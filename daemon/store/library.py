@@ -328,7 +328,9 @@ class CheckpointLibrary:
         if head.id in self._host.services.checkpoints:
             return None
         if head.id in self._arriving:
-            raise Conflict(f"checkpoint {head.id} is being imported already")
+            raise Conflict(
+                f"checkpoint {head.id} is being imported already", hint="wait until the other import has ended"
+            )
         if any(head.id in (row.files, row.dump) for row in self._host.services.checkpoints.values()):
             raise Conflict(
                 f"content of checkpoint {head.id} is still here, though it was removed",
