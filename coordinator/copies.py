@@ -80,7 +80,10 @@ class MeteredStream:
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise Timeout(f"a stream of a checkpoint stalls after {self.size} bytes") from None
+                raise Timeout(
+                    f"a stream of a checkpoint stalls after {self.size} bytes",
+                    hint="check the link between the hosts; the copy is tried again",
+                ) from None
             self.size += len(item)
             deadline += len(item) / MIN_RATE + await self._pace.take(len(item))
             deadline = min(deadline, time.monotonic() + STALLS)

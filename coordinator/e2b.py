@@ -271,7 +271,9 @@ class E2bCalls(Calls):
         """A call on one sandbox, to the host where it is."""
         existing = find(self.members.places, request.match_info["id"])  # type: ignore[type-var]
         if existing is None:
-            raise NotFound(f"no such sandbox: {request.match_info['id'][:100]}")
+            raise NotFound(
+                f"no such sandbox: {request.match_info['id'][:100]}", hint="`pagurus ls` lists those there are"
+            )
         id, rest = existing.row.id, request.match_info.get("rest", "")
         await self.moves.free(id)
         member = self.find(id)[1]
@@ -445,4 +447,6 @@ def _decoded(answer: HostResponse, kind: Any) -> Any:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise Protocol(f"the host's answer cannot be read: {error}") from error
+        raise Protocol(
+            f"the host's answer cannot be read: {error}", hint="update hosts and coordinator to the same version"
+        ) from error

@@ -60,7 +60,9 @@ class HostResponse:
                 return msgspec.msgpack.decode(self.body, type=kind)
             return msgspec.json.decode(self.body, type=kind)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise Protocol(f"the host's answer cannot be read: {error}") from error
+            raise Protocol(
+                f"the host's answer cannot be read: {error}", hint="update hosts and coordinator to the same version"
+            ) from error
 
 
 class HostConnection(Transport):
@@ -80,7 +82,10 @@ class HostConnection(Transport):
                 yield
         except TimeoutError:
             if scope.expired():
-                raise ConnectionBroken(f"{method} {path}: the host is lost") from None
+                raise ConnectionBroken(
+                    f"{method} {path}: the host is lost",
+                    hint="send the call again; `pagurus cluster where` says where the sandbox is",
+                ) from None
             raise
         finally:
             self._under_way.discard(scope)
@@ -142,7 +147,10 @@ class HostConnection(Transport):
             ):
                 yield result
         except aiohttp.ClientConnectorError as error:
-            raise NoDaemon(f"the host does not answer: {error.os_error.strerror or error}") from None
+            raise NoDaemon(
+                f"the host does not answer: {error.os_error.strerror or error}",
+                hint="`pagurus cluster ls` says since when; see its daemon",
+            ) from None
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
             raise broken(method, path, error) from None
 

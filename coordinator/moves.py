@@ -97,7 +97,7 @@ class Moves:
         if existing is None:
             raise NotFound(f"no such sandbox: {sandbox}", hint="list those there are with `pagurus ls`")
         if sandbox in self.members.moving:
-            raise Conflict("it is being moved", sandbox=sandbox)
+            raise Conflict("it is being moved", sandbox=sandbox, hint="wait until the move has ended")
         if existing.host == host:
             return MoveResult(sandbox=sandbox, host=host, pause_ms=0.0)
         self.members.moving.add(sandbox)
@@ -221,7 +221,11 @@ class Moves:
             path = f"/v1/checkpoints/{part(info.head or '')}?wait=durable&timeout=60"
             head = await self._upstream(move.target).call("GET", path, CheckpointInfo, timeout=TIMEOUT)
             if head.durable_at is None:
-                raise Conflict(f"{sandbox} is not durable at {move.target} yet: {head.error}", sandbox=sandbox)
+                raise Conflict(
+                    f"{sandbox} is not durable at {move.target} yet: {head.error}",
+                    sandbox=sandbox,
+                    hint="wait, or remove checkpoints on that host if its disk is full",
+                )
             await self._state.went_on(sandbox, move.target)
             if (existing := self.members.places.get(sandbox)) is not None and existing.host == move.target:
                 # A report from before shows a former state, which must not become the newest copy.

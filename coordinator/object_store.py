@@ -81,7 +81,9 @@ class ObjectStore:
 
     async def take(self, sandbox: str, checkpoint: str, stream: AsyncIterator[bytes], since: str) -> None:
         if not SANDBOX_ID.fullmatch(sandbox) or not CHECKPOINT_ID.fullmatch(checkpoint):
-            raise Invalid(f"{sandbox} or {checkpoint} is no id")
+            raise Invalid(
+                f"{sandbox} or {checkpoint} is no id", hint="give ids as `pagurus ls` and `pagurus tree` print them"
+            )
         links = await self._listed(sandbox)
         chain = _upto(links, since) if since else []
         await self._remove(sandbox, [item for item in links if chain and item not in chain])  # what no chain names
@@ -99,7 +101,7 @@ class ObjectStore:
         self, sandbox: str, checkpoint: str, since: str, have: bytes = b"", *, brief: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         if since:
-            raise NotFound("the store gives whole states only")
+            raise NotFound("the store gives whole states only", hint="request it without a base")
         chain = _upto(await self._listed(sandbox), checkpoint)
         yield _threaded(joined(self._read(item.path(sandbox)) for item in reversed(chain)))
 
@@ -165,9 +167,14 @@ class ObjectStore:
         try:
             yield
         except FileNotFoundError as error:
-            raise NotFound(f"not in the store: {_first(error)}") from error
+            raise NotFound(
+                f"not in the store: {_first(error)}", hint="check the bucket or directory of --replicate-store"
+            ) from error
         except self._obstore.exceptions.BaseError as error:
-            raise NoDaemon(f"the store does not answer: {_first(error)}") from error
+            raise NoDaemon(
+                f"the store does not answer: {_first(error)}",
+                hint="check address, credentials and network of --replicate-store",
+            ) from error
 
 
 def _upto(links: Sequence[StoredObject], checkpoint: str) -> list[StoredObject]:
@@ -175,7 +182,7 @@ def _upto(links: Sequence[StoredObject], checkpoint: str) -> list[StoredObject]:
     last = max((at for at, item in enumerate(links) if item.checkpoint == checkpoint), default=-1)
     chain = _chain(links[: last + 1])
     if not chain:
-        raise NotFound(f"checkpoint {checkpoint} is not in the store")
+        raise NotFound(f"checkpoint {checkpoint} is not in the store", hint="choose another checkpoint")
     return chain
 
 

@@ -60,9 +60,9 @@ async def _part(request: web.Request) -> bytes:
         async with asyncio.timeout(TIMEOUT):
             return await request.content.readany()
     except TimeoutError:
-        raise Timeout(f"no byte of the body came for {TIMEOUT:g} s") from None
+        raise Timeout(f"no byte of the body came for {TIMEOUT:g} s", hint="send the request again") from None
     except web.RequestPayloadError as error:
-        raise Invalid(f"the body cannot be read: {error}") from None
+        raise Invalid(f"the body cannot be read: {error}", hint="send the request again") from None
 
 
 async def body(request: web.Request, kind: type[T]) -> T:
@@ -73,4 +73,4 @@ async def body(request: web.Request, kind: type[T]) -> T:
             return msgspec.msgpack.decode(data, type=kind)
         return msgspec.json.decode(data or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the request cannot be taken: {plain(error)}") from None
+        raise Invalid(f"the request cannot be taken: {plain(error)}", hint="see GET /v1/openapi.json") from None

@@ -56,7 +56,10 @@ def understand(arguments: Sequence[str]) -> Words:
             words.interactive = words.interactive or name in ("-i", "--interactive")
             continue
         if name not in WITH_VALUE:
-            raise Invalid(f"option {name} is not known here")
+            raise Invalid(
+                f"option {name} is not known here",
+                hint="leave it out: this program knows -i, -w, -e and -u",
+            )
         if not equals:
             if index >= len(arguments):
                 raise Invalid(f"option {name} needs a value", hint="write it behind the option")

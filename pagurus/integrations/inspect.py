@@ -286,7 +286,10 @@ def _services(config: BaseModel | str | None) -> dict[str, tuple[PagurusConfig, 
 def _settings(name: str, service: ComposeService) -> PagurusConfig:
     existing = {"image", "build", "working_dir", "user", "environment", "network_mode", "cpus", "mem_limit"} | _IGNORED
     if refused := {field for field in service.model_fields_set if getattr(service, field) is not None} - existing:
-        raise Invalid(f"service {name}: {', '.join(sorted(refused))}: not offered by a sandbox")
+        raise Invalid(
+            f"service {name}: {', '.join(sorted(refused))}: not offered by a sandbox",
+            hint="remove them from compose.yaml",
+        )
     environment = service.environment or {}
     if isinstance(environment, list):
         environment = dict(entry.partition("=")[::2] for entry in environment)

@@ -78,7 +78,10 @@ class Viewer:
             if _PORT_NAME.fullmatch(request.host) is not None:
                 return await self._forward(request, {hdrs.HOST: request.host})
             if request.host.rpartition(":")[0] not in (ADDRESS, "localhost"):
-                raise Forbidden("this address is for a browser of this machine")
+                raise Forbidden(
+                    "this address is for a browser of this machine",
+                    hint="open it on this machine, or use `pagurus daemon --listen`",
+                )
             if request.path.startswith("/v1/run/"):
                 self._need_login(request)
             return await handler(request)
@@ -95,7 +98,7 @@ class Viewer:
         try:
             shown = msgspec.json.decode(await request.read(), type=LoginRequest).token
         except msgspec.MsgspecError as error:
-            raise Invalid(f"the request cannot be taken: {error}") from None
+            raise Invalid(f"the request cannot be taken: {error}", hint="reload the page") from None
         if self.code is None or not hmac.compare_digest(shown.encode(), self.code.encode()):
             raise Unauthorized("this address was used already", hint="`pagurus view` prints another one")
         self.code = None
@@ -133,7 +136,7 @@ class Viewer:
     async def _forward(self, request: web.Request, of_port: Mapping[str, str] | None = None) -> web.StreamResponse:
         """`of_port`: headers of a request for a port of a sandbox, whose cookies and origin are the port's own."""
         if self._daemon is None:
-            raise Unsupported("no daemon is shown here, only a run")
+            raise Unsupported("no daemon is shown here, only a run", hint="start `pagurus view` without a run")
         session, base = self._daemon.raw_session()
         target = URL(base + ("" if of_port is None else PORTS) + request.raw_path, encoded=True)
         if of_port is not None and {".", ".."} & set(target.path.split("/")):
