@@ -45,7 +45,10 @@ class BranchTrees:
         def read() -> Origin:
             trajectory = self._store.sample(prompt, at.member)
             if trajectory.start != at.start:
-                raise NotFound(f"attempt {at.start} of {prompt}/{at.member} was replaced")
+                raise NotFound(
+                    f"attempt {at.start} of {prompt}/{at.member} was replaced",
+                    hint="`pagurus rollouts show RUN` lists the attempts there are",
+                )
             return Origin(trajectory, self._ledger.visit(prompt, at.member, at.start, at.turn))
 
         return await self._disk.do(read)

@@ -123,7 +123,10 @@ class ChatEngine:
             choice = answered["choices"][0]
             text = action(choice["message"].get("content") or "")
         except (KeyError, IndexError, TypeError, AttributeError):
-            raise EngineFailed(f"{self.url} answered without a message: {str(answered)[:200]}") from None
+            raise EngineFailed(
+                f"{self.url} answered without a message: {str(answered)[:200]}",
+                hint="check the model and the log of that server",
+            ) from None
         cut = choice.get("finish_reason") == "length"
         ids = [WRITTEN + ord(char) for char in text] + ([] if cut else [END])
         spans = [WeightSpan(VERSION, 0, len(ids))]

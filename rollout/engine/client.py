@@ -146,7 +146,10 @@ class EngineClient:
                             delta.spans = [WeightSpan(adapter, 0, count)] if count else []
                         yield delta
                 if not ended:
-                    raise EngineFailed(f"engine {self.url} ended the stream of {request_id} in the middle")
+                    raise EngineFailed(
+                        f"engine {self.url} ended the stream of {request_id} in the middle",
+                        hint="see the engine's log; the request may be sent again",
+                    )
 
     async def reload(self, directory: Path, version: int, *, timeout: float = 120.0) -> float:
         """Load all weights of a directory in flight. Seconds of the pause.
@@ -406,18 +409,27 @@ def _delta(line: bytes, count: int) -> Delta:
     """One line of a streamed answer, of which `count` tokens were there before."""
     chunk = _decode(line, wire.StreamChunk, wire.GENERATE)
     if chunk.error is not None:
-        raise EngineFailed(f"request {chunk.request_id}: {chunk.error.message}")
+        raise EngineFailed(f"request {chunk.request_id}: {chunk.error.message}", hint="see the engine's log")
     if len(chunk.choices) != 1:
         return Delta(token_ids=[], logprobs=[])
     choice = chunk.choices[0]
     ids = choice.token_ids or []
     content = (choice.logprobs.content or []) if choice.logprobs is not None else []
     if [entry.token_id for entry in content] != ids:
-        raise EngineFailed(f"request {chunk.request_id}: logprobs do not match the token ids")
+        raise EngineFailed(
+            f"request {chunk.request_id}: logprobs do not match the token ids",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     if not all(math.isfinite(entry.logprob) for entry in content):
-        raise EngineFailed(f"request {chunk.request_id}: a log-probability is not finite")
+        raise EngineFailed(
+            f"request {chunk.request_id}: a log-probability is not finite",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     if choice.finish_reason not in (None, "stop", "length", "abort"):
-        raise EngineFailed(f"request {chunk.request_id}: finish reason {choice.finish_reason!r}")
+        raise EngineFailed(
+            f"request {chunk.request_id}: finish reason {choice.finish_reason!r}",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     if choice.finish_reason is None and choice.weight_versions is None:
         spans = None
     else:
@@ -435,7 +447,10 @@ def _spans(result: list[wire.VersionSpan], count: int, request_id: str) -> list[
     spans = [WeightSpan(label(span.version), span.start, span.end) for span in result]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != count:
-        raise EngineFailed(f"request {request_id}: weight-version spans {spans} do not cover the tokens")
+        raise EngineFailed(
+            f"request {request_id}: weight-version spans {spans} do not cover the tokens",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     return spans
 
 
@@ -452,16 +467,28 @@ def generation(response: wire.GenerateResponse) -> Generation:
     """Check an answer's shape: every token has a log-probability and exactly one version."""
     choice = response.choices[0] if len(response.choices) == 1 else None
     if choice is None or choice.token_ids is None:
-        raise EngineFailed(f"request {response.request_id}: the engine's answer has no single choice with token ids")
+        raise EngineFailed(
+            f"request {response.request_id}: the engine's answer has no single choice with token ids",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     content = (choice.logprobs.content or []) if choice.logprobs is not None else []
     if [entry.token_id for entry in content] != choice.token_ids:
-        raise EngineFailed(f"request {response.request_id}: logprobs do not match the token ids")
+        raise EngineFailed(
+            f"request {response.request_id}: logprobs do not match the token ids",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     spans = _spans(choice.weight_versions or [], len(choice.token_ids), response.request_id)
     if not all(math.isfinite(entry.logprob) for entry in content):
-        raise EngineFailed(f"request {response.request_id}: a log-probability is not finite")
+        raise EngineFailed(
+            f"request {response.request_id}: a log-probability is not finite",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     finish = choice.finish_reason
     if finish not in ("stop", "length", "abort"):
-        raise EngineFailed(f"request {response.request_id}: finish reason {finish!r}")
+        raise EngineFailed(
+            f"request {response.request_id}: finish reason {finish!r}",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        )
     return Generation(
         token_ids=choice.token_ids,
         logprobs=[entry.logprob for entry in content],
@@ -480,4 +507,7 @@ def _decode(raw: bytes, kind: type[T], path: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(f"engine route {path} answered nonsense: {error}: {raw[:200]!r}") from error
+        raise EngineFailed(
+            f"engine route {path} answered nonsense: {error}: {raw[:200]!r}",
+            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+        ) from error

@@ -174,7 +174,11 @@ class GuardedSandbox:
                 async with asyncio.timeout(limit):
                     answer = await self.sandbox.exec(command, timeout=timeout, key=key, **options)
             except TimeoutError:
-                raise Timeout(f"the host took {MAX_STALL:g} s longer than a command may", sandbox=self.id) from None
+                raise Timeout(
+                    f"the host took {MAX_STALL:g} s longer than a command may",
+                    sandbox=self.id,
+                    hint="see the load of the host; the trajectory is played again",
+                ) from None
             if clock is not None:
                 clock.charge(answer.duration)
         return answer
@@ -338,14 +342,20 @@ class GuardedSandbox:
         existing = [pending.result.checkpoint if pending is not None else None, self.head]
         target: list[str | None] = list(dict.fromkeys(name for name in existing if name is not None)) or [None]
         if self.adopted and target == [None]:
-            raise RestoreFailed("its journal names no captured state", sandbox=self.id)
+            raise RestoreFailed(
+                "its journal names no captured state",
+                sandbox=self.id,
+                hint="nothing to do: the trajectory is played again",
+            )
         for attempt in itertools.count(1):
             try:
                 return await self.sandbox.restore(target[0], verify=True), attempt
             except (Conflict, NotFound):  # never captured
                 if self.adopted and not target[1:]:
                     raise RestoreFailed(
-                        "the state that its journal names was never captured", sandbox=self.id
+                        "the state that its journal names was never captured",
+                        sandbox=self.id,
+                        hint="nothing to do: the trajectory is played again",
                     ) from None
                 target = target[1:] or await self._captured_last(target[0])
             except (RestoreFailed, NotEqual) as error:
@@ -365,7 +375,11 @@ class GuardedSandbox:
         complete = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
         existing = [info.id for info in await self.sandbox.tree() if info.state in complete and info.id != refused]
         if not existing:
-            raise RestoreFailed("none of its checkpoints was captured", sandbox=self.id)
+            raise RestoreFailed(
+                "none of its checkpoints was captured",
+                sandbox=self.id,
+                hint="nothing to do: the trajectory is played again",
+            )
         return [existing[-1]]
 
     async def _replay(self, checkpoint: str) -> int:

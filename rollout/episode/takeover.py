@@ -50,7 +50,11 @@ async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajecto
     """The sandbox is dead, or its state is unknown: back to a checkpoint, and forward to the last turn."""
     existing = [n for n, entry in enumerate(since) if entry.checkpoint is not None and entry.state is not None]
     if not existing:
-        raise RestoreFailed("no turn of its journal has a captured checkpoint", sandbox=guarded.id)
+        raise RestoreFailed(
+            "no turn of its journal has a captured checkpoint",
+            sandbox=guarded.id,
+            hint="nothing to do: the trajectory is played again",
+        )
     first = since[existing[-1]]
     assert first.checkpoint is not None and first.state is not None
     await guarded.back(first.checkpoint)

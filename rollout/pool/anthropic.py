@@ -27,7 +27,7 @@ from sandbox.errors import Invalid
 
 def _request(body: Body, _: Sequence[Message]) -> ChatRequest:
     if not isinstance(body.get("messages"), list) or not body["messages"]:
-        raise Invalid("messages must be a list")
+        raise Invalid("messages must be a list", hint="see Anthropic's messages API")
     messages: list[Message] = []
     try:
         if body.get("system"):
@@ -36,7 +36,7 @@ def _request(body: Body, _: Sequence[Message]) -> ChatRequest:
             messages += _messages(message)
         return ChatRequest(messages=messages, tools=[_tool(tool) for tool in body.get("tools") or ()])
     except (KeyError, TypeError, AttributeError) as error:
-        raise Invalid(f"a message or tool lacks {error}") from None
+        raise Invalid(f"a message or tool lacks {error}", hint="add the field") from None
 
 
 def _tool(tool: dict[str, Any]) -> Tool:

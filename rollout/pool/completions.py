@@ -22,7 +22,7 @@ TEXT_ONLY: dict[str, tuple[Any, ...]] = {  # of completions in text, see rollout
 def _request_chat(body: Body, _: Sequence[Message]) -> ChatRequest:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
-        raise Invalid("messages must be a list of objects with a role")
+        raise Invalid("messages must be a list of objects with a role", hint="see OpenAI's chat completions API")
     shown = [{**item, "role": ROLES[item["role"]], "content": texts(item.get("content"))} for item in messages]
     return ChatRequest(messages=shown, tools=list(body.get("tools") or ()))
 

@@ -214,7 +214,9 @@ def sampling_of(body: Body, default: Sampling) -> Sampling:
             top_k=max(said("top_k", int, default.top_k), 0),
         )
     except (TypeError, ValueError) as error:
-        raise Invalid(f"max_tokens, temperature, top_p, top_k or seed is no number: {error}") from None
+        raise Invalid(
+            f"max_tokens, temperature, top_p, top_k or seed is no number: {error}", hint="send numbers"
+        ) from None
     if result.max_tokens < 1 or not 0 <= result.temperature < 100 or not 0 < result.top_p <= 1:
         raise Invalid("max_tokens must be at least 1, temperature from 0 to 100, top_p above 0 and at most 1")
     return result

@@ -187,9 +187,9 @@ async def _body(request: web.Request) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(await request.read())
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Invalid(f"the request is no JSON: {error}") from None
+        raise Invalid(f"the request is no JSON: {error}", hint="send a JSON object") from None
     if not isinstance(body, dict):
-        raise Invalid("the request must be a JSON object")
+        raise Invalid("the request must be a JSON object", hint="send a JSON object")
     return body
 
 

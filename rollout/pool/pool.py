@@ -288,7 +288,7 @@ class EnginePool:
             blocks = chain(ids, blocks)
             ticket = SlotRequest(key, priority, ids, blocks, KIND.get())
             if self._closed:
-                raise Closed("the pool is closed")
+                raise Closed("the pool is closed", hint="make a new EnginePool")
             member = await self.slots.wait(ticket)
             name = f"{request_id or key}.{answer.parts}"
             new, read = len(ids) - ticket.existing, len(ids) - ticket.held
@@ -327,7 +327,7 @@ class EnginePool:
         """The deltas of one server. TimeoutError: the server was given up."""
         client = member.client
         if client is None or member.state not in ("serving", "updating"):
-            raise EngineFailed(f"server {member.name} is gone")
+            raise EngineFailed(f"server {member.name} is gone", hint="send the request again: another server takes it")
         version, sampling = member.version, answer.begin(member.version)
         updates = member.updates if member.state == "serving" else -1
         async with aclosing(client.stream(ids, sampling, request_id=name, priority=int(member.colocated))) as deltas:
@@ -336,7 +336,9 @@ class EnginePool:
                 if member.updates != updates:
                     answer.doubt()
                 if delta.finish_reason == "abort" and not answer.enough:
-                    raise EngineFailed(f"server {member.name} ended a request of version {version}")
+                    raise EngineFailed(
+                        f"server {member.name} ended a request of version {version}", hint="send the request again"
+                    )
                 yield delta
 
     async def _end(self, member: PoolMember, answer: PartialGeneration, name: str, enough: Enough) -> None:

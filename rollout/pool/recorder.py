@@ -221,7 +221,10 @@ class SampleRecorder:
         """What the engine samples; a listener gets the part that will stay."""
         capacity = self.length - len(requested.ids)
         if capacity < 1:
-            raise Invalid(f"the conversation has {len(requested.ids)} tokens, the engine takes {self.length}")
+            raise Invalid(
+                f"the conversation has {len(requested.ids)} tokens, the engine takes {self.length}",
+                hint="shorten the conversation, or raise max_length",
+            )
         ends = sorted({*requested.sampling.stop_token_ids, *self.renderer.stops})
         limit = min(requested.sampling.max_tokens, capacity)
         sampling = msgspec.structs.replace(requested.sampling, stop_token_ids=ends, max_tokens=limit)

@@ -46,13 +46,13 @@ def _request(body: Body, before: Sequence[Message]) -> ChatRequest:
     given = body.get("input")
     row = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(row, list) or not (row or before):
-        raise Invalid("input must be a text or a list of items")
+        raise Invalid("input must be a text or a list of items", hint="see OpenAI's responses API")
     try:
         messages = [*before, *_messages(row)]
         tools = [_tool(tool) for tool in body.get("tools") or ()]
         return ChatRequest(messages=messages, tools=tools, instructions=str(body.get("instructions") or ""))
     except (KeyError, TypeError, AttributeError) as error:
-        raise Invalid(f"an item or tool lacks {error}") from None
+        raise Invalid(f"an item or tool lacks {error}", hint="add the field") from None
 
 
 def _tool(tool: dict[str, Any]) -> Tool:
@@ -88,7 +88,10 @@ def _last_seen(kind: str, item: dict[str, Any]) -> Message:
     if kind == "function_call_output":
         return {"role": "tool", "tool_call_id": item["call_id"], "content": texts(item["output"])}
     if kind != "message" or item["role"] not in ("user", "system", "developer"):
-        raise Invalid(f"an item of type {kind!r} and role {item.get('role')!r} is not implemented")
+        raise Invalid(
+            f"an item of type {kind!r} and role {item.get('role')!r} is not implemented",
+            hint="leave it out, or use /v1/chat/completions",
+        )
     role = "user" if item["role"] == "user" else "system"
     return {"role": role, "content": texts(item["content"])}
 

@@ -92,7 +92,10 @@ class PlacedServer:
         except (EngineFailed, Timeout, NotFound, Invalid):  # its own words
             raise
         except (OSError, PagurusError) as error:
-            raise EngineFailed(f"{self._reported.parent.name} is out of reach: {error}") from None
+            raise EngineFailed(
+                f"{self._reported.parent.name} is out of reach: {error}",
+                hint="see `pagurus roles RUN`, and the network between the machines",
+            ) from None
 
     async def _reached(self) -> Transport:
         at = await asyncio.to_thread(self._reported.read_text)

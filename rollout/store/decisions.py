@@ -83,4 +83,6 @@ def read(path: Path) -> Iterator[tuple[SchedulingRules, Decision]]:
             else:
                 yield rules, msgspec.json.decode(line, type=Decision)
         except msgspec.MsgspecError as error:
-            raise Invalid(f"{path} is damaged: {error}") from error
+            raise Invalid(
+                f"{path} is damaged: {error}", hint="restore it from a copy, or begin another run with --fresh"
+            ) from error

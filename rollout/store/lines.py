@@ -46,4 +46,6 @@ def _chunk(reader: zstandard.ZstdDecompressionReader, path: Path) -> bytes:
     try:
         return reader.read(1 << 16)
     except zstandard.ZstdError as error:
-        raise Invalid(f"{path} is damaged: {error}") from error
+        raise Invalid(
+            f"{path} is damaged: {error}", hint="restore it from a copy, or begin another run with --fresh"
+        ) from error

@@ -64,7 +64,9 @@ def read(directory: Path) -> Iterator[Doing]:
                 last[doing.server] = doing
                 yield doing
         except msgspec.MsgspecError as error:
-            raise Invalid(f"{path} is damaged: {error}") from error
+            raise Invalid(
+                f"{path} is damaged: {error}", hint="restore it from a copy, or begin another run with --fresh"
+            ) from error
         if last and path != files[-1]:
             ended = max(item.at for item in last.values())
             yield from (msgspec.structs.replace(item, at=ended, state=LEFT, load=0) for item in last.values())

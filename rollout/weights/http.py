@@ -76,17 +76,26 @@ class ResumableBody:
         length = int(response.headers.get("Content-Length", -1))
         if length < 0 or (0 if response.status != 206 else self.got) + length > self.limit:
             self.clear()
-            raise EngineFailed(f"an answer of {length} bytes came where {self.limit} were expected at most")
+            raise EngineFailed(
+                f"an answer of {length} bytes came where {self.limit} were expected at most",
+                hint="check the address and the link to the publisher or relay; a pull continues where it ended",
+            )
         if response.status != 206 or self.got + length != len(self.content):
             self.clear()
             if response.status == 206:
-                raise EngineFailed("an answer continues at another offset than requested")
+                raise EngineFailed(
+                    "an answer continues at another offset than requested",
+                    hint="check the address and the link to the publisher or relay; a pull continues where it ended",
+                )
             self.content = bytearray(length)
         view = memoryview(self.content)
         while self.got < len(self.content):
             count = response.readinto(view[self.got : self.got + BLOCK])
             if not count:
-                raise EngineFailed("the connection ended in the middle of an answer")
+                raise EngineFailed(
+                    "the connection ended in the middle of an answer",
+                    hint="check the address and the link to the publisher or relay; a pull continues where it ended",
+                )
             self.hasher.update(view[self.got : self.got + count])
             self.got += count
             self.received += count
@@ -141,7 +150,10 @@ class Connections:
             raise
         except BROKEN as error:
             line.close()
-            raise EngineFailed(f"the connection broke: {type(error).__name__}: {error}") from error
+            raise EngineFailed(
+                f"the connection broke: {type(error).__name__}: {error}",
+                hint="check the address and the link to the publisher or relay; a pull continues where it ended",
+            ) from error
         except BaseException:
             line.close()
             raise

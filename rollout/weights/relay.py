@@ -144,7 +144,7 @@ class Relay:
         try:
             lease = msgspec.msgpack.decode(await request.read(), type=ReaderLease)
         except msgspec.MsgspecError as error:
-            raise Invalid(f"that is no lease: {error}") from None
+            raise Invalid(f"that is no lease: {error}", hint="update reader and relay to the same version") from None
         await (self.upstream or DirectorySource(self.cache)).lease(request.match_info["name"], lease)
         return web.Response()
 

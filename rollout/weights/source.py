@@ -103,7 +103,10 @@ class HttpSource:
                 self.refetched += 1
                 damaged = True
                 body.clear()
-                raise EngineFailed(f"{self.url} sent weights {ref.digest[:12]} that have another hash")
+                raise EngineFailed(
+                    f"{self.url} sent weights {ref.digest[:12]} that have another hash",
+                    hint="`pagurus weights verify` tells on the publisher; the next pull fetches it again",
+                )
             return body.content
 
         try:

@@ -117,7 +117,7 @@ class Core:
 
     def add(self, request: SamplingSequence) -> None:
         if self.broken is not None:
-            raise EngineFailed(f"no weights are served: {self.broken}")
+            raise EngineFailed(f"no weights are served: {self.broken}", hint="load a version, or restart the engine")
         if request.id in self.requests:
             raise ValueError(f"request id {request.id} is in flight already")
         top = self.facts.vocabulary

@@ -117,7 +117,10 @@ class EngineServer:
             return await self._stream(http, request)
         request = await self.thread.run(request)
         if request.finish == "error":
-            raise EngineFailed(f"weights of version {core.version} gave logits that are not finite")
+            raise EngineFailed(
+                f"weights of version {core.version} gave logits that are not finite",
+                hint="go back to an earlier version: `pagurus weights rollback`",
+            )
         return answer(response(request, with_logprobs=sampling.logprobs is not None, ends=ends))
 
     async def _stream(self, http: web.Request, request: SamplingSequence) -> web.StreamResponse:
