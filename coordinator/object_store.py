@@ -101,7 +101,7 @@ class ObjectStore:
         self, sandbox: str, checkpoint: str, since: str, have: bytes = b"", *, brief: bool = False
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         if since:
-            raise NotFound("the store gives whole states only", hint="request it without a base")
+            raise NotFound("the object store cannot serve incremental checkpoints", hint="request it without a base")
         chain = _upto(await self._listed(sandbox), checkpoint)
         yield _threaded(joined(self._read(item.path(sandbox)) for item in reversed(chain)))
 

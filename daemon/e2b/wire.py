@@ -228,7 +228,7 @@ async def messages(request: web.Request, kind: type[T], limit: int = MAX_BODY) -
         except asyncio.IncompleteReadError:
             raise Invalid("the stream ends within a message") from None
         except TimeoutError:
-            raise Timeout(f"no whole message came within {wire.TIMEOUT:g} s") from None
+            raise Timeout(f"no complete message came within {wire.TIMEOUT:g} s") from None
         if head[0] & END:
             return
         yield taken(data, kind)

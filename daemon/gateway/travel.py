@@ -77,7 +77,7 @@ def check(conversation: ConversationExport) -> None:
         text = _unpacked(data, min(MAX_BODY, left))
         left -= len(text)
         if blake3.blake3(text).digest() != name:
-            raise Invalid("a text of the conversation is another one than its hash says")
+            raise Invalid("a text of the conversation does not match its hash")
         _decoded(msgspec.json.decode, text, msgspec.Raw)
     for exchange in conversation.exchanges:
         envelope = _unpacked(exchange.envelope, min(MAX_BODY, left))
@@ -87,7 +87,7 @@ def check(conversation: ConversationExport) -> None:
             exchange.headers = exchange.response = None
             continue
         if exchange.status is None or exchange.headers is None or exchange.response is None:
-            raise Invalid("the conversation lacks an answer that it says is there")
+            raise Invalid("the conversation lacks an announced answer")
         left -= len(_unpacked(exchange.response, min(MAX_ANSWER, left)))
         headers = _decoded(msgspec.msgpack.decode, exchange.headers, dict[str, str])
         exchange.headers = msgspec.msgpack.encode(reported(headers))

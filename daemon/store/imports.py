@@ -163,7 +163,7 @@ class Importer:
 
     def _announce(self, content: bytes, size: int) -> None:
         if self._sizes.setdefault(content, size) != size:
-            raise Protocol("one content has two sizes")
+            raise Protocol("conflicting sizes for one content")
         self._budget += size + transfer.PART_SIZE
 
     def _open(self) -> None:
@@ -185,7 +185,7 @@ class Importer:
         self._capacity(part.size)
         data = transfer.unpack(part.packed, part.size)
         if len(data) != part.size:
-            raise Protocol("a piece of content is shorter than it says")
+            raise Protocol("truncated content frame")
         with closing(os.open(self._spooled(part.content), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)) as fd:
             if part.content not in self._came:
                 os.ftruncate(fd, size)
@@ -239,7 +239,7 @@ class Importer:
         if head is None:
             raise Protocol("the stream holds no checkpoint")
         if head.files != bool(self._tree.entries) or head.processes != bool(self._images):
-            raise Protocol("the stream lacks what its head announces")
+            raise Protocol("the stream lacks content that its head announces")
         self._open()
         if self._former is None:
             self._keep_pages()
@@ -366,7 +366,7 @@ class Importer:
                 hint="export it again for what this host has (`pagurus checkpoint have`), or in full",
             )
         if os.fstat(fd).st_size != entry.size:
-            raise Protocol("a content has another size than its file")
+            raise Protocol("content size does not match its file")
 
     def _compare(self, digest: hashing.Digest) -> None:
         """Every file holds what the manifest says, whatever its origin."""
@@ -374,7 +374,7 @@ class Importer:
         for number, inode in self._inodes.items():
             if existing.get(inode) != self._tree.entries[number].content:
                 raise Protocol(
-                    f"{os.fsdecode(self._tree.path(number))[-200:]} does not hold what its hash says",
+                    f"{os.fsdecode(self._tree.path(number))[-200:]} does not match its hash",
                     hint="export it again by a version that is not older than this one",
                 )
 
@@ -386,7 +386,7 @@ class Importer:
             else:
                 content = self._sources.image(image.content)
             if len(content) != image.size or blake3(content).digest() != image.content or image.name in images:
-                raise Protocol(f"{image.name} does not hold what its hash says")
+                raise Protocol(f"{image.name} does not match its hash")
             images[image.name] = content
         if self._former is not None:
             self._make_raw(row, images, self._former)

@@ -77,14 +77,14 @@ class ResumableBody:
         if length < 0 or (0 if response.status != 206 else self.got) + length > self.limit:
             self.clear()
             raise EngineFailed(
-                f"an answer of {length} bytes came where {self.limit} were expected at most",
+                f"an answer of {length} bytes came where at most {self.limit} were expected",
                 hint="check the address and the link to the publisher or relay; a pull continues where it ended",
             )
         if response.status != 206 or self.got + length != len(self.content):
             self.clear()
             if response.status == 206:
                 raise EngineFailed(
-                    "an answer continues at another offset than requested",
+                    "an answer does not continue at the requested offset",
                     hint="check the address and the link to the publisher or relay; a pull continues where it ended",
                 )
             self.content = bytearray(length)

@@ -104,7 +104,7 @@ class HttpSource:
                 damaged = True
                 body.clear()
                 raise EngineFailed(
-                    f"{self.url} sent weights {ref.digest[:12]} that have another hash",
+                    f"{self.url} sent weights {ref.digest[:12]} that do not match their hash",
                     hint="`pagurus weights verify` tells on the publisher; the next pull fetches it again",
                 )
             return body.content

@@ -222,12 +222,12 @@ class Reader:
             if len(self._buffer) < len(MAGIC):
                 return
             if self._buffer[: len(MAGIC)] != MAGIC:
-                raise Protocol("this is no exported checkpoint of a version that is understood")
+                raise Protocol("not an exported checkpoint, or of an unknown version")
             self._take(len(MAGIC))
             self._started = True
         while len(self._buffer) >= 5:
             if self.ended:
-                raise Protocol("there is something behind the end of the stream")
+                raise Protocol("data after the end of the stream")
             size = int.from_bytes(self._buffer[1:5], "little")
             if size > MAX_FRAME:
                 raise Protocol(f"a frame of {size} bytes")
@@ -236,7 +236,7 @@ class Reader:
             kind = self._kind(self._buffer[0])
             if kind is FrameKind.END:
                 if bytes(self._buffer[5 : 5 + size]) != self._hash.digest():
-                    raise Protocol("the stream is damaged: its hash is another one")
+                    raise Protocol("the stream is damaged: its hash does not match")
                 self.ended = True
                 del self._buffer[: 5 + size]
                 continue
@@ -495,7 +495,7 @@ def read_have(data: bytes) -> Have:
     try:
         have = msgspec.msgpack.decode(unpack(data[len(HAVE_MAGIC) :], MAX_HAVE), type=Have)
     except msgspec.MsgspecError as error:
-        raise Protocol(f"the list of what a host has cannot be read: {error}") from None
+        raise Protocol(f"unreadable have-list: {error}") from None
     if len(have.pages) % HAVE_HASH or len(have.contents) % HAVE_HASH:
-        raise Protocol("the list of what a host has is torn")
+        raise Protocol("truncated have-list")
     return have

@@ -231,7 +231,7 @@ def _document(target: _File, kind: type = dict) -> Any:
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise Invalid(f"{target.name} of the image is no JSON: {error}") from None
     if not isinstance(result, kind):
-        raise Invalid(f"{target.name} of the image is not what it should be")
+        raise Invalid(f"{target.name} of the image does not have the expected form")
     return result
 
 
