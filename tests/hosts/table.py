@@ -91,19 +91,25 @@ def _passed(result: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
-    """By system, what failed, is absent or was not run; acts with the same reason share a line."""
+    """What failed, is absent or was not run, by reason; systems on which the same acts have it share a line."""
     every = dict.fromkeys(name for row in result.values() for name in _acts(row))
-    lines = ["", "The rest, with what the host says of it:", ""]
+    lines: dict[tuple[str, str], list[str]] = {}
     for system, row in result.items():
         reasons: dict[str, list[str]] = {}
         for act in row["acts"]:
             if act["result"] != "passed":
                 note = act["note"].strip().replace("|", "\\|") or "no reason given"
-                reasons.setdefault(f"{act['result']} ({note})", []).append(_name(act))
+                reasons.setdefault(f"{act['result']}, {note}", []).append(_name(act))
         if missing := [name for name in every if name not in _acts(row)]:
             reasons["not run"] = missing
-        lines += [f"- {SYSTEMS[system].title}, {reason}: {'; '.join(names)}" for reason, names in reasons.items()]
-    return lines
+        for reason, names in reasons.items():
+            for name in names:
+                lines.setdefault((name, reason), []).append(SYSTEMS[system].title)
+    shared: dict[tuple[str, str], list[str]] = {}
+    for (name, reason), systems in lines.items():
+        shared.setdefault(("; ".join(systems), reason), []).append(name)
+    rest = [f"- {'; '.join(names)}: {reason} ({systems})" for (systems, reason), names in shared.items()]
+    return ["", "The rest, with what the host says of it:", "", *rest]
 
 
 def _benches(result: dict[str, dict[str, Any]]) -> list[str]:

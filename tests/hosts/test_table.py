@@ -35,9 +35,11 @@ def test_an_act_that_did_not_pass_is_named_with_its_reason() -> None:
     for system, result in table.results().items():
         for item in result["acts"]:
             if item["result"] != "passed":
-                start = f"- {SYSTEMS[system].title}, {item['result']} ({item['note'].strip()[:20]}"
-                name = f"{item['group']}: {item['act']}"
-                assert any(line.startswith(start) and name in line for line in lines) or not item["note"].strip(), name
+                name, title = f"{item['group']}: {item['act']}", SYSTEMS[system].title
+                note = item["note"].strip()[:20] or "no reason given"
+                assert any(name in line and f"{item['result']}, {note}" in line and title in line for line in lines), (
+                    name
+                )
 
 
 @pytest.mark.parametrize("name", ["output, to each stream"])
