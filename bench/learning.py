@@ -4,8 +4,6 @@
 `pagurus train` (held-out reward before and after, the batches' mean rewards), then TRL's GRPOTrainer with the same
 model, prompts, sizes, rate and objective (Dr. GRPO, no KL). `step_tokens_per_s` are tokens that forward, backward and
 update take a second, sampling not counted. Sized for two slow cores: an hour of processor time a seed at most.
-
-Owns: the two runs and their comparison. Does not own: the task (bench.harness.comparison), runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """A pool of engine servers under faults, and its router under 2,000 live trajectories.
 
-Owns: the faults, the figures of the real part. Does not own: conversations (bench.conversations), the pool.
-
 Three parts. `synthetic`: servers that only wait, in this process, so that what is measured is the router and its loop.
 `efficiency`: `engine_efficiency` is the time of requests sent bare to two servers, over that of the whole stack for the
 same conversations. `real`: two servers of SmolLM2-135M (`make setup-models`; vLLM by `make setup-vllm`); weights change

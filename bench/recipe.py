@@ -14,7 +14,6 @@ With `--real` the same is asked of whole runs in real sandboxes, one after anoth
 `pagurus bench recipe --real --seeds 0 --staleness 0 1 2 --corrections decoupled --json`. Held-out episodes are then
 played before and after a run only, and the curves are those of the batches' mean rewards.
 
-Owns: a lockstep sampler over many twins, and the figures of docs/training.md. Does not own: the recipe (trainer).
 What the twin does not cover: sandboxes, the engine's process, versions that change within an episode.
 """
 

@@ -1,8 +1,5 @@
 """`pagurus bench scheduling`: the schedulers, live where they are live, and against what is exact or simulated.
 
-Owns: the drawn workloads, the comparison. Does not own: deciding (rollout.decide, coordinator.decide), simulating
-(coordinator.simulate).
-
 `queue`: a live rollout over an embedded engine of 16 slots, lengths drawn: 16 prompts of 4 answers wait for slots, over
 batches of 4 prompts each of which waits for its longest answer. `over_bound`: of Q·mean/K + longest (ROLL Flash).
 `flash`: ROLL Flash's other ideas, live over two embedded engines of 64 slots: single requests over one request for a

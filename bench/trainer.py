@@ -1,7 +1,5 @@
 """What a trainer costs beside bare steps, and whether killing it changes the weights.
 
-Owns: synthetic batches and the figures of docs/training.md. Does not own: sampling, engines, learning curves (recipe).
-
 - `efficiency`: tokens per second of `Learner.step` over those of a bare loop (forward, log-softmax, policy gradient,
   clip, AdamW) with the same model and the same packed micro-batches, taken in turns within one run.
 - `padding_share`: tokens that a model reads for nothing; beside it what padding to the longest would cost.

@@ -1,8 +1,6 @@
 """The coordinator's process: start, serve, signals, stop.
 
-Owns: the process, its options, its sockets. Does not own: routes (:mod:`coordinator.api.routes`), the doors themselves,
-which are a daemon's (:mod:`daemon.listener`, :mod:`daemon.auth.tls`). Guarantee: whatever becomes of it, the hosts and
-what runs on them continue.
+Guarantee: whatever becomes of it, the hosts and what runs on them continue.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Load is balanced: sandboxes move from full hosts to emptier ones, and away from hosts that are to be emptied.
 
-Owns: when that is looked at, and what of a sandbox speaks against a move. Does not own: the choice
-(:mod:`coordinator.decide.balance`), how a sandbox moves (:mod:`coordinator.moves`).
-
 Guarantee: nothing moves by itself that is in use: a sandbox that gets a request before it is frozen
 stays where it is. While a host is silent that may be lost, while sandboxes of a lost one are restored, and for a moment
 after that, nothing begins to move.

@@ -1,8 +1,5 @@
 """Who calls a cluster, and as whom each host sees the caller.
 
-Owns: the tokens by which one caller's calls act on each host. Does not own: which tokens the cluster has
-(:mod:`daemon.auth.tokens`), what a token may do (:mod:`daemon.auth.access`), logins of browsers (:mod:`sandbox.page`).
-
 A caller's token is the cluster's and stays here. For each host that its calls reach, the coordinator makes one there
 with the same scope and owner, so that the host itself decides what the caller sees and may. What a host learns is good
 for that host alone.

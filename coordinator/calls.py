@@ -1,8 +1,5 @@
 """One call of a caller: which host it is for, and what a host's death means for it.
 
-Owns: the way of calls on a sandbox, on a checkpoint, of new sandboxes. Does not own: calls that all hosts answer
-together (:mod:`coordinator.api.routes`), the choice itself (:mod:`coordinator.decide`).
-
 Guarantee: a call with a key goes where it went before, also across a restart of the coordinator, so the host knows it
 again. A call that may be sent again waits for its host; of another one the connection breaks, as a daemon's does.
 """

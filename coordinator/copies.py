@@ -1,9 +1,5 @@
 """Checkpoints that outlive their host: copied to another one, and to a store, in the background, by content.
 
-Owns: the bandwidth of copies, the copies of each sandbox, what waits for one. Does not own: which copy is made
-(:mod:`coordinator.decide.replicate`), who holds copies and how they get there (:mod:`coordinator.holders`), what a
-stream holds (:mod:`sandbox.content.transfer`).
-
 ::
 
     a durable checkpoint ▸ given, less what the holder has ▸ taken there ▸ written down ▸ older copies go

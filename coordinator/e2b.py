@@ -1,8 +1,5 @@
 """The API of E2B's clients, answered by a cluster: the host with room makes a sandbox, and its host answers for it.
 
-Owns: which host a call of E2B's is for. Does not own: the API (:mod:`daemon.e2b`, which each host serves), calls of our
-own (:mod:`coordinator.calls`), choices (:mod:`coordinator.decide`).
-
 Guarantee: an API key stays here, as a token does; each host gets its own for the caller. The tokens of single sandboxes
 are their host's: they pass through, and their host judges them.
 

@@ -1,9 +1,5 @@
 """The sandboxes of a lost host continue elsewhere.
 
-Owns: the order of these acts. Does not own: when a host is lost (:mod:`coordinator.decide.lease`), which copy is used
-(:mod:`coordinator.decide.failover`), how a sandbox is restored (:mod:`daemon.host.arrive`), those that are moved
-(:mod:`coordinator.moves`).
-
 ::
 
     a host is silent ▸ others bring its sandboxes back, frozen ─┬▶ its lease is over ▸ written down ▸ they run there

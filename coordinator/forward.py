@@ -1,8 +1,5 @@
 """Calls that are forwarded to a host: requests, streams and sockets, as they came.
 
-Owns: the bytes both ways, what a broken connection means for a call. Does not own: to which host
-(:mod:`coordinator.members`), what is done with an answer (:mod:`coordinator.api.routes`).
-
 Guarantee: the caller's own token never leaves the coordinator, and a host's token never reaches a caller. A caller who
 leaves ends its call on the host as well.
 """

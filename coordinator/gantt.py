@@ -1,7 +1,4 @@
-"""The page of machines that jobs take turns on: a lane for each, coloured by job, and why it stood still. Pure.
-
-Owns: lanes and causes. Does not own: what is known of phases (coordinator.phases), the page (rollout.gantt.drawing).
-"""
+"""The page of machines that jobs take turns on: a lane for each, coloured by job, and why it stood still. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Who holds states of sandboxes: hosts, and the store. To both the same is said.
 
-Owns: requests to a holder, and the streams from and to hosts. Does not own: the store
-(:mod:`coordinator.object_store`), which state goes where (:mod:`coordinator.copies`).
-
 Guarantee: a state that was taken is durable there and whole; one of which the stream broke off was never there.
 """
 

@@ -1,7 +1,5 @@
 """The processes of a run on one machine: started, started again, looked at.
 
-Owns: `supervise`, which keeps rollout and trainer alive, and what `pagurus roles` and `pagurus attach` read. Does not
-own: what the processes do; engines, which the rollout starts, adopts and restarts (rollout.engine.supervisor).
 Guarantee: one supervisor per run directory, by a lock of the kernel. A process that was killed is started again and
 continues; when one ends by itself (0: done, 1: it said why it cannot continue), the run is over and the others are
 ended. The death of the supervisor ends nothing: the next one adopts what runs.

@@ -1,8 +1,5 @@
 """The hosts of a cluster, as the coordinator knows them: polled every second, found by what they hold.
 
-Owns: the connections to hosts, their reports and leases, where each sandbox and checkpoint is. Does not own: which host
-is chosen (:mod:`coordinator.decide`), what is forwarded (:mod:`coordinator.forward`).
-
 Guarantee: what a call was answered is known here when the answer goes out; a report that was made before does not undo
 it. A host that cannot be reached keeps its sandboxes in the list: they are somewhere, and run.
 """

@@ -1,7 +1,4 @@
-"""Answers of many hosts as one. Pure.
-
-Owns: what becomes of numbers, lists and metrics of different hosts. Does not own: asking them.
-"""
+"""Answers of many hosts as one. Pure."""
 
 from __future__ import annotations
 

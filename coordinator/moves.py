@@ -1,8 +1,5 @@
 """A sandbox that runs moves to another host.
 
-Owns: the order of a move, its clock, the record of moves that are not at their end. Does not own: the streams
-(:mod:`coordinator.copies`), how a sandbox leaves and arrives (:mod:`daemon.host.leave`, :mod:`daemon.host.arrive`).
-
 ::
 
     copies while it runs, until the rest is small ▸ prepared at both hosts

@@ -1,9 +1,5 @@
 """States of sandboxes in a directory or in a bucket of the S3 protocol: they outlive all hosts.
 
-Owns: the objects, and which of them make up a state. Does not own: what a stream holds
-(:mod:`sandbox.content.transfer`), how streams are joined (:mod:`sandbox.content.joined`) and when
-(:mod:`coordinator.decide.replicate`), access to the bucket, which is `obstore`'s, by the AWS_* variables.
-
 ::
 
     SANDBOX/00000001-whole-CHECKPOINT   everything

@@ -1,10 +1,8 @@
 """Jobs take turns on machines: who may roll out, who may train, also across deaths of this process.
 
-Owns: seats (who shares, whose phase continues), the groups that follow from them. Does not own: whose turn it is
-(coordinator.decide.turns), who shares with whom (coordinator.decide.multiplex), the processes of a job.
 Guarantee: a phase begins once, and that is on disk before its job hears of it; phases of a job follow one another, and
-one under way is not taken away by a death of this process. A job that is silent for `TTL` is passed over until it
-asks again; after `GONE` its room is others', and it returns as a new one.
+one under way is not taken away by a death of this process. A job that is silent for `TTL` is passed over until it asks
+again; after `GONE` its room is others', and it returns as a new one.
 
 ::
 

@@ -1,7 +1,5 @@
 """What the coordinator must still know after its death: hosts, where sandboxes are, which call went where.
 
-Owns: one SQLite file. Does not own: what hosts hold, which they report themselves.
-
 Guarantee: a change that was awaited survives the death of the coordinator. The file holds the tokens of all hosts
 and is its owner's alone.
 """

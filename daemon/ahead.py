@@ -1,7 +1,5 @@
 """The inspector, begun before the rest of the daemon is loaded: the kernel checks its programs for half a second, for
 which it does not need the interpreter.
-
-Owns: that it is begun once. Does not own: loading (ebpf.inspector), what it is for (daemon.startup).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The daemon's process: start, serve, signals, stop.
 
-Owns: the process and what systemd hears of it. Does not own: routes (:mod:`daemon.api`), sockets
-(:mod:`daemon.listener`), options (:mod:`daemon.config`), any act on a sandbox (:mod:`daemon.host.host`).
 Guarantee: a stop leaves the sandboxes running unless requested otherwise.
 """
 

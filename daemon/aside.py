@@ -1,7 +1,5 @@
 """Work of seconds and more, apart from everything that callers wait for: in processes of its own.
 
-Owns: the processes, one job each at a time; ending them. Does not own: what is done there (functions of other modules
-that need nothing but their arguments), how many at once and in which order (:mod:`daemon.checkpoints.schedule`).
 Guarantee: a job shares neither threads nor the interpreter's lock with the daemon; when it is given up, its process
 ends at once, with all that it started; a job that runs out of memory, or is killed, is an error of that job alone.
 

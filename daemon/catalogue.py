@@ -1,8 +1,5 @@
 """The single truth about the sandboxes, turns and checkpoints of a host: one SQLite file.
 
-Owns: the rows and when they become visible. Does not own: the content that rows name (snapshots,
-process images); content without a row is garbage that :mod:`daemon.startup` collects.
-
 Guarantee (I3): a change is one transaction, so a crash at any instant leaves the old catalogue or
 the new one. A change survives the death of the daemon when :meth:`Catalogue.write` has returned,
 and the loss of power when it was requested to be `durable`.

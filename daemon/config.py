@@ -1,7 +1,5 @@
 """How a daemon is configured: options of the command line over a TOML file over defaults.
 
-Owns: the knobs and the judgement whether they fit together; no I/O but reading the file. Does not own: their effects.
-
 ::
 
     # /etc/pagurus/daemon.toml, for `pagurus daemon --config`

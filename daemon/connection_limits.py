@@ -1,7 +1,4 @@
-"""Who is let in where strangers connect: bounds for each listening socket, and for each address.
-
-Owns: which connections are open, and which of them have sent no request yet. Does not own: sockets, requests.
-"""
+"""Who is let in where strangers connect: bounds for each listening socket, and for each address."""
 
 from __future__ import annotations
 

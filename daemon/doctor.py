@@ -1,8 +1,7 @@
 """What this host can do, found out by doing it.
 
-Owns: one probe for each capability, and the hint for each miss. Does not own: the capabilities.
-Guarantee: a capability reported as ``ok`` was exercised a moment ago; nothing is concluded from a version alone
-where trying is possible. Probes leave nothing behind.
+Guarantee: a capability reported as ``ok`` was exercised a moment ago; nothing is concluded from a version alone where
+trying is possible. Probes leave nothing behind.
 
 Levels: ``ok``; ``miss`` (required, Pagurus does not run without it); ``note`` (optional, says what is lost).
 """

@@ -1,7 +1,6 @@
 """``python -m daemon.fence RUN``: freezes the sandboxes of a host whose lease is over, and thaws them afterwards.
 
-Owns: looking at the lease, which others write (:mod:`daemon.host.fence`), and the freezer of the sandboxes' groups. One
-for each run directory; it ends with the lease's file. Small on purpose: it acts when the daemon does not.
+One for each run directory; it ends with the lease's file. Small on purpose: it acts when the daemon does not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The sockets of the API: made, inherited, bounded.
 
-Owns: the Unix socket, the TCP socket, those that systemd hands over, the number of connections. Does not own: HTTP.
 Guarantee: the Unix socket is the daemon user's alone, and no number of TCP connections keeps anybody from it;
 connections over the bound get an error and are closed; a TLS handshake, a request line and headers that do not come in
 time end the connection.

@@ -1,9 +1,9 @@
 """The daemon's log on stderr: lines for a person at a terminal, else one JSON object for each line.
 
-Owns: the form, and how many lines there may be. Fields of the objects: ``time``, ``level``, ``logger``, ``message``;
-``sandbox``, ``turn`` and ``checkpoint`` where there is one; ``request`` and ``token`` (its id) while a request is
-served, then also the ``sandbox`` that it is about and the last ``turn`` that has ended there, unless the line is about
-another one; ``traceback``; ``left_out``: how many lines of the same place about the same sandbox are missing before it.
+Fields of the objects: ``time``, ``level``, ``logger``, ``message``; ``sandbox``, ``turn`` and ``checkpoint`` where
+there is one; ``request`` and ``token`` (its id) while a request is served, then also the ``sandbox`` that it is about
+and the last ``turn`` that has ended there, unless the line is about another one; ``traceback``; ``left_out``: how many
+lines of the same place about the same sandbox are missing before it.
 
 Guarantee: whatever a sandbox or a caller does, what the daemon writes of it is bounded, in lines and in their length;
 who makes many lines loses its own.

@@ -1,8 +1,7 @@
 """What Prometheus reads at ``/metrics``.
 
-Owns: the instruments and their names. Does not own: the counts of the host, which are read at each scrape.
-Guarantee: the number of series is bounded by the code (routes, statuses, states, stages); no label ever holds the
-id of a sandbox, a checkpoint or a caller.
+Guarantee: the number of series is bounded by the code (routes, statuses, states, stages); no label ever holds the id of
+a sandbox, a checkpoint or a caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The daemon's place among what competes for the processors: its event loop runs before sandboxes and trainers.
 
-Owns: the numbers, asking the kernel. Does not own: which threads give way again (daemon.app). Imports next to nothing:
-it is called before the daemon's own code is loaded.
+Imports next to nothing: it is called before the daemon's own code is loaded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Start and stop of a host: what the last daemon left is adopted, finished, or collected.
 
-Owns: building the host's parts in order, adoption after a crash, garbage. Does not own: what the
-parts do afterwards. Guarantee (I5): a daemon killed at any instant loses no sandbox and no durable
-checkpoint; what the catalogue names is kept, what it does not name is removed.
+Guarantee (I5): a daemon killed at any instant loses no sandbox and no durable checkpoint; what the catalogue names is
+kept, what it does not name is removed.
 
 ::
 

@@ -1,7 +1,6 @@
 """The life of a sandbox: its states, what may happen in each, and which error says no.
 
-Owns: the table below. Does not own: doing any of it. Pure.
-Guarantee: every pair of state and event is either in the table or raises the one error that fits.
+Pure. Guarantee: every pair of state and event is either in the table or raises the one error that fits.
 
 ==========  ======  ======  =====  =====  =======  ========  ==============  ======
 state       start   fail    use    die    restore  restored  restore_failed  remove

@@ -1,7 +1,6 @@
 """What the decoder says of bad input, in the words of who sent it.
 
-Owns: the translation of msgspec's messages: no types of Python, regular expressions or JSON paths. Does not own: what
-is good input (:mod:`sandbox.messages`). Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The kernel's own types: what a hook is given, by name.
 
-Owns: reading argument types from BTF. Does not own: which hooks are wanted (ebpf/probe.py).
 Guarantee: a tracepoint that the running kernel lacks is None; nothing is guessed.
 """
 

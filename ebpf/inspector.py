@@ -10,10 +10,8 @@
     inspector.exclude(cgroup_id, pid)      this process is the agent's own, and no survivor
     inspector.tasks(cgroup_id)             what each survivor counts for
 
-Owns: the loaded kernel half (inspector.bpf.c) and its maps. Does not own: what the effects mean
-(daemon/verdict/judge.py), or when to mark. The caller marks the file half before it snapshots the tree (an effect in
-between is counted once more), the process half while the sandbox is frozen for its dump, and taints the half whose
-capture failed.
+The caller marks the file half before it snapshots the tree (an effect in between is counted once more), the process
+half while the sandbox is frozen for its dump, and taints the half whose capture failed.
 
 The hooks are attached while at least one sandbox is watched, and some seconds longer: a host without any pays nothing.
 

@@ -1,7 +1,6 @@
 """The few functions of libbpf.so.1 that the loader needs, through ctypes.
 
-Owns: calls into libbpf and what it prints while it works, so that an error quotes it.
-Does not own: what is loaded. Guarantee: every failure is an :class:`OSError` with libbpf's own words.
+Guarantee: every failure is an :class:`OSError` with libbpf's own words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Which hooks this kernel takes: load them and say what is missing.
 
-Owns: the list of programs a kernel may lack, and what is lost without each. Does not own: maps and verdicts.
 Guarantee: nothing is left out silently; a program whose absence could hide an effect is not optional.
 """
 

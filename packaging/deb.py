@@ -1,9 +1,9 @@
 """The Debian package: ``python packaging/deb.py [--into dist]``, from the wheels that lie there.
 
-Owns: what is in it. It brings an interpreter of its own (Debian 12's, pinned in scripts/debs.lock; shared libraries are
-the host's, which Debian 12 and everything newer has under the same names), the wheels of client and runtime with what
-they need at the versions of requirements.lock, the units, /etc/pagurus/daemon.toml and the program /usr/bin/pagurus.
-No compiler and no pip is needed where it is installed.
+It brings an interpreter of its own (Debian 12's, pinned in scripts/debs.lock; shared libraries are the host's, which
+Debian 12 and everything newer has under the same names), the wheels of client and runtime with what they need at the
+versions of requirements.lock, the units, /etc/pagurus/daemon.toml and the program /usr/bin/pagurus. No compiler and no
+pip is needed where it is installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Wheels of the distributions in distributions.toml: ``python packaging/wheels.py [--into dist]``.
 
-Owns: what is in which wheel. Does not own: building (setuptools) and compiling (`make native`). The compiled parts of
-`pagurus-runtime` are those of this checkout's prefix, without what only a build needs; device nodes and links, which no
-wheel can hold, are not among them (sandbox/container/layer.py makes the former).
+The compiled parts of `pagurus-runtime` are those of this checkout's prefix, without what only a build needs; device
+nodes and links, which no wheel can hold, are not among them (sandbox/container/layer.py makes the former).
 """
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""The command-line program. Owns: parsing, printing, exit codes. Does not own: behaviour, which the libraries have."""
+"""The command-line program: parsing, printing and exit codes of what the libraries do."""
 
 VERSION = "0.1.0"

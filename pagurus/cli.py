@@ -1,8 +1,7 @@
 """The verbs of ``pagurus``: which there are, and where each lives.
 
-Owns: their names, their order, their line in ``pagurus --help``. Does not own: their arguments and what they print,
-which the module of each has. Guarantee: only the module of the verb that is called is imported, so the program starts
-in the time that Typer itself takes.
+Guarantee: only the module of the verb that is called is imported, so the program starts in the time that Typer itself
+takes.
 """
 
 from __future__ import annotations

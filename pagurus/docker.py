@@ -1,9 +1,5 @@
 """A container program for agents outside, as far as they need one: ``python -m pagurus.docker run|exec|stop|rm``.
 
-Owns: the words of ``docker run``, ``exec``, ``stop`` and ``rm`` that agents use, for the one sandbox that
-``PAGURUS_SANDBOX`` names (``PAGURUS_HOST`` names the daemon, where it is not the local one). Does not own: that
-sandbox: neither ``run`` makes it nor ``rm`` removes it.
-
 Agents that run their commands by a container program (mini-swe-agent's ``docker`` environment, with its option
 `executable`) need no change: they are given this one. Each command takes effect once, whatever dies; see
 :meth:`sandbox.sdk.gateway.Conversation.exec`.

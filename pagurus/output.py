@@ -1,7 +1,7 @@
 """How the program prints: JSON for scripts, tables for people.
 
-Owns: formatting. Guarantee: what a sandbox wrote (names, labels, errors) never reaches a terminal as control sequences
-through anything here. The raw outputs of commands are not printed here.
+Guarantee: what a sandbox wrote (names, labels, errors) never reaches a terminal as control sequences through anything
+here. The raw outputs of commands are not printed here.
 """
 
 from __future__ import annotations

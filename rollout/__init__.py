@@ -1,6 +1,5 @@
 """Environments, trajectories, rewards, the engines and their client, scheduling of rollouts, the sample buffer.
 
-Owns: everything between an environment and a batch of samples. Does not own: gradients.
 Importing this package loads none of its modules: each name is loaded when it is first used. No torch comes with any of
 them: only `rollout.engine.embedded.model`, `.core` and `.embedded` load it.
 """

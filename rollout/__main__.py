@@ -1,7 +1,5 @@
 """``python -m rollout RUN``: the rollout's process of a run. `pagurus train` starts it.
 
-Owns: its command line, its lock, its signals, its exit status. Does not own: what it does (rollout.service.role).
-
 Exit status: 0 after SIGTERM or SIGINT; 1 when it reported why it cannot continue; 75 when another process is the
 rollout of this run.
 """

@@ -1,7 +1,5 @@
 """``python -m rollout.background_evaluation DIRECTORY``: an evaluation of one version during training.
 
-Owns: an engine of its own, the episodes of the order, their sandboxes. Does not own: when there is an evaluation, what
-follows from its episodes (trainer.evaluation.evaluations).
 Guarantee: the result is on disk whole or not at all. After a kill the next process plays all of it again, and first
 removes the sandboxes of the one before.
 

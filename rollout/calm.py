@@ -1,7 +1,7 @@
 """The garbage collector of a process whose event loop must answer soon.
 
-Owns: when Python looks for cycles. Does not own: what there is. A look goes through every token of every list that is
-young; thousands of trajectories are millions of tokens, and nearly nothing of them is garbage with cycles.
+A look goes through every token of every list that is young; thousands of trajectories are millions of tokens, and
+nearly nothing of them is garbage with cycles.
 """
 
 from __future__ import annotations

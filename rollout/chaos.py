@@ -1,6 +1,5 @@
 """Faults on purpose: sandboxes killed outright, behind the daemon's back, at seeded random turns.
 
-Owns: the choice of victims (pure) and the kill. Does not own: recovery (guard), the count of what was recovered.
 Guarantee: a kill goes through the operating system, SIGKILL to every process of the sandbox's control group, pid 1
 first; the daemon learns of it as it would of any other death. The same seed chooses the same trajectories and turns.
 """

@@ -1,7 +1,5 @@
 """What differs between families of models: how they write tool calls and reasoning.
 
-Owns: the choice of a parser by what a model's own template and vocabulary say, and how tools are described to a model
-whose template does not know any. Does not own: rendering (the model's template, by rollout.episode.renderer).
 The parsers are those of the library `renderers`, behind `FamilyParser.parse`; `TaggedParser` reads text for all others.
 """
 

@@ -1,7 +1,4 @@
-"""The settings that a run and its rollout have in common, and `RolloutConfig`.
-
-Owns: the keys and their defaults. Does not own: what they mean (the modules that are named next to them).
-"""
+"""The settings that a run and its rollout have in common, and `RolloutConfig`."""
 
 from __future__ import annotations
 

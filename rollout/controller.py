@@ -1,7 +1,5 @@
 """`RolloutController`: groups of trajectories from prompts, at a bounded staleness, for a trainer that waits little.
 
-Owns: the state that decisions look at, the execution of what they answer, counts. Does not own: deciding
-(rollout.decide), a trajectory (rollout.control.attempts), what is on disk (rollout.store), engines, gradients.
 Guarantee: every prompt is accounted for exactly once (I7); a batch is whole groups in which no token older than the
 bound bears gradient; a failure is booked with its blame (I10); when nothing can continue, an error says why.
 

@@ -1,6 +1,5 @@
 """Is an environment fit to be learned from? What resets, forks and three agents that learn nothing say of it.
 
-Owns: what is tried, and which outcome is wrong. Does not own: playing (rollout.episode), comparing states (the daemon).
 Guarantee: what is found was seen in the very loop that trains. Nothing that it made is left, unless it says so.
 
 ::

@@ -1,9 +1,7 @@
 """Time of a trajectory: its own, which is limited, and everybody else's, which is only measured.
 
-Owns: the budget of one trajectory, the seconds that all trajectories spent in each phase. Does not own: limits,
-what a limit means (rollout.decide.blame).
-Guarantee: a trajectory's clock runs only while its own commands and its environment's `step` run. Waits for the
-engine, for a sandbox, a checkpoint, a restore or a restarting daemon stop it.
+Guarantee: a trajectory's clock runs only while its own commands and its environment's `step` run. Waits for the engine,
+for a sandbox, a checkpoint, a restore or a restarting daemon stop it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Play an environment to see how good a policy is at it, without learning: ``pagurus play`` and ``pagurus eval``.
-
-Owns: which episodes, again where the platform failed, the score. Does not own: the episode
-(:mod:`rollout.episode.manager`), the policy: any engine with its tokenizer, a served model
-(:mod:`rollout.engine.chat`) or a trained version.
-"""
+"""Play an environment to see how good a policy is at it, without learning: ``pagurus play`` and ``pagurus eval``."""
 
 from __future__ import annotations
 

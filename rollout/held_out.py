@@ -1,7 +1,4 @@
-"""Held-out episodes: played to measure a policy, never trained on, known to no store.
-
-Owns: trying again what the platform lost. Does not own: which seeds, the mean.
-"""
+"""Held-out episodes: played to measure a policy, never trained on, known to no store."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Whose sandboxes these are: every sandbox of a run carries the name of its run directory.
 
-Owns: the label, where sandboxes come from, and the removal of what an interrupted run left. Does not own: sandboxes.
 Guarantee: what `left` names was there before it returned; after `remove` it is not.
 """
 

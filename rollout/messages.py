@@ -1,8 +1,7 @@
 """What the rollout hands to the trainer, and writes to disk: trajectories, turns, groups, batches.
 
-Owns: these structs; fields are append-only with defaults. Does not own: how they come to be.
-Guarantee (I8): `tokens`, `mask`, `logprobs` and `versions` of a trajectory have one length; token i was either put
-in (mask 0) or sampled (mask 1) with ``logprobs[i]`` under weights ``versions[i]``; no text was tokenised twice.
+Guarantee (I8): `tokens`, `mask`, `logprobs` and `versions` of a trajectory have one length; token i was either put in
+(mask 0) or sampled (mask 1) with ``logprobs[i]`` under weights ``versions[i]``; no text was tokenised twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`RolloutPlan`: the input of the rollout's process, as `plan.json` of the run directory has it under ``rollout``.
-
-Owns: the structs and reading them. Does not own: how it follows from options (trainer.config).
-"""
+"""`RolloutPlan`: the input of the rollout's process, as `plan.json` of the run directory has it under ``rollout``."""
 
 from __future__ import annotations
 

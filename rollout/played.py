@@ -1,7 +1,4 @@
-"""A model directory that plays an environment: the same tokens, template and loop of turns as in training.
-
-Owns: an engine of its own for the time of playing. Does not own: which episodes (rollout.evaluate).
-"""
+"""A model directory that plays an environment: the same tokens, template and loop of turns as in training."""
 
 from __future__ import annotations
 

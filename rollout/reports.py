@@ -1,7 +1,4 @@
-"""What the trajectories of a run did to the operating system, by rules: ``pagurus rollouts effects``.
-
-Owns: going through the samples, sums. Does not own: evidence (rollout.decide.effects), printing (pagurus).
-"""
+"""What the trajectories of a run did to the operating system, by rules: ``pagurus rollouts effects``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """The log of an engine that is co-located with rollouts: what it saw and decided before each step, and what that step
 took.
 
-Owns: ``steps-PID.jsonl``, one for each process of an engine. Does not own: deciding, also again
-(rollout.store.decisions). Also loaded inside vLLM.
-Guarantee: the whole lines of a killed engine's file can be read; the newest may be missing.
+Also loaded inside vLLM. Guarantee: the whole lines of a killed engine's file can be read; the newest may be missing.
 """
 
 from __future__ import annotations

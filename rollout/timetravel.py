@@ -1,8 +1,4 @@
-"""Back to a state of a finished trajectory: a sandbox in it, or episodes that continue from it.
-
-Owns: finding the state, playing on, what the rewards say of it. Does not own: which states there are
-(rollout.episode.retained), the engine (rollout.played), a terminal (pagurus).
-"""
+"""Back to a state of a finished trajectory: a sandbox in it, or episodes that continue from it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The tokenizer of a model directory, as the rollout needs it.
-
-Owns: loading ``tokenizer.json``. Does not own: when text is tokenised (once, when it enters a trajectory: I8).
-"""
+"""The tokenizer of a model directory, as the rollout needs it."""
 
 from __future__ import annotations
 

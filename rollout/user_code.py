@@ -1,7 +1,4 @@
-"""Python files of the user's, loaded under names of our own, in this process and again in another.
-
-Owns: what was loaded from where. Does not own: what is in it.
-"""
+"""Python files of the user's, loaded under names of our own, in this process and again in another."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """SQLite files that one process writes: how they are opened, what a transaction guarantees, one thread that writes.
 
-Owns: connections (a write-ahead log, no transaction that was not requested), transactions, schema versions, the errors
-of a full disk. Does not own: tables and rows.
-
 Guarantee: a transaction leaves all or nothing, whatever ends it. What it wrote survives the death of the process, and
 with `durable` the loss of power. The log is sequential: a durable transaction makes every earlier one durable.
 """

@@ -1,8 +1,4 @@
-"""Descriptors that are ours for the length of a block.
-
-Owns: closing them, whatever ends the block. Does not own: opening; where several belong together an ``ExitStack`` holds
-them.
-"""
+"""Descriptors that are ours for the length of a block."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Files that are there as a whole or not at all, and names that survive the loss of power.
-
-Owns: the order of it: written aside, flushed, renamed, the directory flushed. Does not own: what is written, nor that
-only one process at a time publishes a path.
-"""
+"""Files that are there as a whole or not at all, and names that survive the loss of power."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Every error that Pagurus raises towards its users, and the closed table that crosses the wire.
 
-Owns: the tree below, the code of each error, its HTTP status. Does not own: when to raise.
-Guarantee: an error received from another process is one of this table or :class:`Protocol`;
-no class is ever looked up by a name that a sandbox or a peer supplied.
+Guarantee: an error received from another process is one of this table or :class:`Protocol`; no class is ever looked up
+by a name that a sandbox or a peer supplied.
 
 ::
 

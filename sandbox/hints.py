@@ -1,7 +1,7 @@
 """What to do where a part of Pagurus is missing: `make` in a checkout, another way where it was installed.
 
-Owns: the wording of those hints. Pure but for looking whether this is a checkout. An installed package has no Makefile,
-so that a hint to run `make setup` would lead its user nowhere.
+Pure but for looking whether this is a checkout. An installed package has no Makefile, so that a hint to run `make
+setup` would lead its user nowhere.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Calls of the C library that Python has no words for.
-
-Owns: the library, what its errno becomes, and the calls that several rooms make. Does not own: numbers and structures
-of a call that one module makes.
-"""
+"""Calls of the C library that Python has no words for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Names of files as text that any wire can carry.
 
-Owns: how a name that is not UTF-8 is shown. Does not own: resolution of paths (:mod:`sandbox.tree.safe_path`).
-
 A name of a file is bytes, and most names are UTF-8: these are shown as they are. A byte that is no part of valid UTF-8
 (0x80 to 0xff) is shown as the character U+EF00 + byte: U+EF80 to U+EFFF, which are for private use. Of a name that
 itself holds one of these characters, each of the three bytes of that character is shown so. Guarantee: what was shown

@@ -1,8 +1,5 @@
 """The page for people, as a server hands it out: its files, their headers, and the login of a browser.
 
-Owns: how the built files of ``pagurus/page`` are served, and the two secrets of a browser that has logged in. Does not
-own: what they look like (``pagurus/page/front``), who may log in (the daemon's tokens, or the code of `pagurus view`).
-
 Guarantee: a browser shows two things with each call, a cookie that no script can read, and a key that only this origin
 can read and that no other site can make it send. Cookies know no ports: what listens at another port of the same host
 gets the cookie, and it is worth nothing without the key.

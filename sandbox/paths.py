@@ -1,7 +1,5 @@
 """Where Pagurus keeps things on a host.
 
-Owns: the names of directories. Does not own: creating or cleaning them.
-
 =============  =======================  ==============================================
 what           default                  override
 =============  =======================  ==============================================

@@ -1,6 +1,5 @@
 """Patterns of paths: ``.dockerignore``, ``--exclude`` and ``--parents``, and the wildcards of sources. Pure.
 
-Owns: what moby's patternmatcher means by a list of patterns, and Go's ``filepath.Match`` by one. Does not own: files.
 Guarantee: the last pattern that matches decides; ``!`` takes back; a pattern that matches a directory holds for what is
 in it. A pattern that cannot be read raises ValueError.
 """

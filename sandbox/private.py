@@ -1,7 +1,7 @@
 """Directories and files that only their owner may read: what the daemon keeps of all sandboxes.
 
-Owns: making them so. Does not own: where they lie. Guarantee: after a call no other user of the host reads what is
-there, also where it was there before; a directory that may belong to another user is left alone and refused.
+Guarantee: after a call no other user of the host reads what is there, also where it was there before; a directory that
+may belong to another user is left alone and refused.
 """
 
 from __future__ import annotations

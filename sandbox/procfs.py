@@ -1,8 +1,8 @@
 """What the kernel says of processes, threads and mounts in /proc.
 
-Owns: reading and parsing it. Does not own: what follows from it. Guarantee: nothing that a process calls itself is
-taken for a word of the kernel's. Its name stands in both `stat` and `status`; it may hold any byte, parentheses and
-"NSpid:" as well, but for line feeds, which the kernel writes as ``\\n``.
+Guarantee: nothing that a process calls itself is taken for a word of the kernel's. Its name stands in both `stat` and
+`status`; it may hold any byte, parentheses and "NSpid:" as well, but for line feeds, which the kernel writes as
+``\\n``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """The synchronous SDK: the asynchronous one, driven by one background event loop.
 
-Owns: the bridge. Does not own: any method; every class here is a proxy made from its asynchronous
-original, so the two cannot drift apart. Guarantee: coroutines become calls that block, asynchronous
-iterators and context managers become plain ones, and objects of the SDK (and streams to a port) that
-are returned are wrapped again; everything else passes through as it is.
+Guarantee: coroutines become calls that block, asynchronous iterators and context managers become plain ones, and
+objects of the SDK (and streams to a port) that are returned are wrapped again; everything else passes through as it is.
 
 ::
 

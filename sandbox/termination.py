@@ -1,8 +1,8 @@
 """Which signals ask a program of ours to end, however it was started.
 
-Owns: that choice. Does not own: how a program ends. Guarantee: SIGTERM always does. SIGINT and SIGHUP do unless who
-started the program had them ignored: a shell does so with SIGINT for `&` in a script, and `nohup` with SIGHUP. Python
-then makes no KeyboardInterrupt, so nothing of ours may turn one signal into another.
+Guarantee: SIGTERM always does. SIGINT and SIGHUP do unless who started the program had them ignored: a shell does so
+with SIGINT for `&` in a script, and `nohup` with SIGHUP. Python then makes no KeyboardInterrupt, so nothing of ours may
+turn one signal into another.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Images of the base image and the agents: ``agents_image.py BASE_TREE AGENTS``; made in AGENTS/images.
 
-Owns: where they lie: packages of Python in /opt/agents; of `coding-agents` aider in /opt/aider, each package of npm
-below /opt/npm, node among them, and links to their programs in /usr/local/bin. Files are hard links where the file
-system allows it. Where the image's Python is of another version than ours, the packages are installed for it.
+Files are hard links where the file system allows it. Where the image's Python is of another version than ours, the
+packages are installed for it.
 """
 
 from __future__ import annotations

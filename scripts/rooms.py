@@ -3,8 +3,7 @@
 Per room: modules, median and largest size in lines, functions over 60 lines, broad excepts per 1,000 lines,
 parameters and attributes typed `Any`; for the whole: modules that import each other in a circle, lines of product and
 of tests, class names that several modules share. With REVISION the same of that commit, read from git; with
-`--before` the lines of both. Owns: counting. Does
-not own: what is too much (tests/test_layering.py holds the walls).
+`--before` the lines of both. What is too much is tests/test_layering.py's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The pictures of the page in README and docs: ``python scripts/screenshots.py [--again] [--run RUN]``.
 
-Owns: what they show, and when they are made again: when the page's sources differ from those that the committed ones
-were made from. Nothing is drawn by hand: Chromium opens the page of a daemon of its own, over sandboxes that this
-script has lived through, and over a run of a few steps that `pagurus train` has recorded there.
+Nothing is drawn by hand: Chromium opens the page of a daemon of its own, over sandboxes that this script has lived
+through, and over a run of a few steps that `pagurus train` has recorded there.
 
 Where the page, Chromium, Playwright or root is missing, it says so, and the committed pictures stay; without torch,
 those of a run do.

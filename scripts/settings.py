@@ -1,6 +1,6 @@
 """Every setting of a run as a page: ``python scripts/settings.py --write`` makes docs/settings.md from the structs.
 
-Owns: the page. A setting's description is the comment behind its field.
+A setting's description is the comment behind its field.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _TYPES = {"u64": "ctypes.c_uint64", "u32": "ctypes.c_uint32", "char": "ctypes.c_
 
 _TOP = '''"""The structures of inspector.h as ctypes. Made by scripts/sync_layout.py; do not edit.
 
-Owns: nothing of its own; the header is the source. Guarantee: a field exists here exactly when it exists in the
-kernel half, at the same offset; the loader compares the sizes with the loaded maps.
+Guarantee: a field exists here exactly when it exists in the kernel half, at the same offset; the loader compares the
+sizes with the loaded maps.
 """
 
 from __future__ import annotations

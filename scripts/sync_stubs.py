@@ -1,8 +1,8 @@
 """The static types of ``sandbox.sync``, made from the asynchronous classes that it is a bridge to.
 
-Owns: ``sandbox/sync.pyi``. Run it after a change of ``sandbox/sdk``: ``python scripts/sync_stubs.py``; with ``--check``
-it only says whether the file is up to date. The rules are those of the bridge: a coroutine becomes what it returns, an
-asynchronous iterator or context manager a plain one, a class of the SDK its proxy of the same name.
+Run it after a change of ``sandbox/sdk``: ``python scripts/sync_stubs.py``; with ``--check`` it only says whether the
+file is up to date. The rules are those of the bridge: a coroutine becomes what it returns, an asynchronous iterator or
+context manager a plain one, a class of the SDK its proxy of the same name.
 """
 
 from __future__ import annotations

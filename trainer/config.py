@@ -1,6 +1,5 @@
 """The settings of a run: a small TOML file, options of the command line, or what a run directory remembers.
 
-Owns: the keys, their checks, run directories. Does not own: what follows from them (run), estimates (estimate).
 Guarantee: an unknown key is refused with the nearest known one, a value of the wrong kind with its key; a resumed run
 continues under the keys that it began with, but for the number of steps, which may be extended.
 """

@@ -1,6 +1,5 @@
 """How much memory and time a run will take, before it starts: what `--dry-run` prints.
 
-Owns: the sums. Does not own: measuring a run (bench trainer compares the two).
 What is left out: to find what changed since the last version takes up to 26 bytes for each word of a segment (32 MiB of
 weights at most) when most of them changed, as at rates far above those of large models.
 

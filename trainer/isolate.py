@@ -1,11 +1,9 @@
 """A step that one sample would stop: find the sample, put it aside with its reason, take the step with the others.
 
-Owns: how often a batch is tried, the bisection. Does not own: a step (learner), saves (resume), the record of what was
-put aside (batches.aside), bisection where only one of several ranks failed (steps).
 Guarantee: a batch whose step fails twice is trained without the fewest samples that make it fail, each of which is
-named with the reason; where no sample alone is at fault, or most are, the error stands. The weights are those
-of before the step whenever another try begins. Of several ranks only what all of them see is caught here: one that
-raises while the others wait in a collective cannot go on with them.
+named with the reason; where no sample alone is at fault, or most are, the error stands. The weights are those of before
+the step whenever another try begins. Of several ranks only what all of them see is caught here: one that raises while
+the others wait in a collective cannot go on with them.
 
 ::
 

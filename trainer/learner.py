@@ -1,8 +1,5 @@
 """`Learner`: from samples to the next weights.
 
-Owns: one optimisation step: refusal of broken samples, gradients as groups come in, the division by what only the whole
-batch knows, the update. Does not own: formulas (objectives), tensors of a micro-batch (batches), who takes part
-(distributed), when a step happens (loop).
 Guarantee: the gradient is that of the objective of the whole batch, however it was packed, split over micro-batches and
 ranks, or fed group by group; a number that is not finite stops the step before the weights change.
 

@@ -1,8 +1,4 @@
-"""The machine that a run finds: its cores, and how many of them others keep busy. Blocks while it measures.
-
-Owns: reading ``/proc/stat``, this process's settings of its C library. Does not own: what follows from the load
-(:mod:`trainer.sizing`).
-"""
+"""The machine that a run finds: its cores, and how many of them others keep busy. Blocks while it measures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""From settings to optimisers: AdamW, Muon for the matrices of layers, AdamW with its state in 8 bits.
-
-Owns: which parameter is in which group, and each group's share of the rate. Does not own: the rate of a step
-(settings), steps (learner).
-"""
+"""From settings to optimisers: AdamW, Muon for the matrices of layers, AdamW with its state in 8 bits."""
 
 from __future__ import annotations
 

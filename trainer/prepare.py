@@ -1,7 +1,6 @@
 """The run directory that a command means, before any process of the run is started.
 
-Owns: which directory it is, the error when there can be none. Does not own: its content (config), what is done
-in it (run). Without torch: the supervisor of a run has no use for it.
+Without torch: the supervisor of a run has no use for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What `--dry-run` prints: the plan, with the memory and the time that it will take. Nothing is started or written.
-
-Owns: the table. Does not own: the sums (estimate), the keys (config).
-"""
+"""What `--dry-run` prints: the plan, with the memory and the time that it will take. Nothing is started or written."""
 
 from __future__ import annotations
 

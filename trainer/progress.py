@@ -1,6 +1,5 @@
 """What a person sees while a run goes: a few lines that stay in place.
 
-Owns: the live display. Does not own: any figure in it.
 Guarantee: works without a terminal too: one line per step, one every ten seconds in between, nothing that blinks.
 """
 

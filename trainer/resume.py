@@ -1,10 +1,9 @@
 """The trainer's own save: everything that a killed run needs to continue where it was.
 
-Owns: `<run>/resume/`. Does not own: published weights, the ledger of prompts (rollout).
-Guarantee: a save is visible only when complete and sealed (written aside, synced, renamed); after `kill -9` of any
-rank at any instant `load` returns the state after some optimiser step, with the batch that this step consumed named in
-it, so that the ledger learns of it exactly once. A save that was damaged later is passed over for the one before, and
-said. Any number of ranks reads what another number wrote. Called resume state: checkpoints are of sandboxes.
+Guarantee: a save is visible only when complete and sealed (written aside, synced, renamed); after `kill -9` of any rank
+at any instant `load` returns the state after some optimiser step, with the batch that this step consumed named in it,
+so that the ledger learns of it exactly once. A save that was damaged later is passed over for the one before, and said.
+Any number of ranks reads what another number wrote. Called resume state: checkpoints are of sandboxes.
 
 ::
 

@@ -1,8 +1,5 @@
 """The trainer's process of a run: from the policy that it begins with to a summary.
 
-Owns: the order of the stages, and what the trainer writes into the run directory. Does not own: what the stages do
-(modules of their names); engines, sandboxes and samples, which are the rollout's (rollout.service).
-
 ::
 
     policy to begin with ──▶ weights, version 0 ──▶ publish ──▶ held-out reward before

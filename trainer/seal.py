@@ -1,6 +1,5 @@
 """The seal of a directory: hashes of its files.
 
-Owns: ``manifest.json``. Does not own: how the directory came to be, who loads it.
 Guarantee: a directory with a manifest is complete (the manifest is written last, atomically), and `verify_directory`
 returns only when every file is bit-identical to what was sealed.
 """

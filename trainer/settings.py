@@ -1,9 +1,7 @@
 """The settings of a run as one typed tree: its tables, their bounds, and `key=value` for any leaf.
 
-Owns: the structs of objective, optimiser and evaluation, unknown keys, overrides, the tree as flat lines. Does not own:
-the root (trainer.config), formulas (trainer.objectives). Pure, without torch.
-Guarantee: a file, the command line, `--dry-run`, the run directory and the documentation name a setting by the same
-path, and each of them refuses the same values: bounds stand in the types here and nowhere else.
+Pure, without torch. Guarantee: a file, the command line, `--dry-run`, the run directory and the documentation name a
+setting by the same path, and each of them refuses the same values: bounds stand in the types here and nowhere else.
 
 ::
 

@@ -1,7 +1,5 @@
 """How much a run asks of its machine: sandboxes at once, its own priority, the least time of an answer. Pure.
 
-Owns: the sums. Does not own: measuring what is free (:mod:`trainer.machine`), keeping the pace
-(:mod:`rollout.episode.pace`).
 Guarantee: what a person chose is taken as it is; the rest follows from the cores that are free, and `reason` says how.
 """
 

@@ -1,7 +1,5 @@
 """Who takes the steps of a run: this process alone, or ranks that it starts and watches.
 
-Owns: the two ways behind one set of calls, and going on when a rank is lost. Does not own: a step (learner), ranks
-(distributed), which batch (run).
 Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same directory no matter
 who took it, so that a run may continue with another number of ranks; `model` then has the weights after it, whole, in
 this process.

@@ -1,8 +1,4 @@
-"""Stream training: the gradients of groups that are whole are computed while the rest of their batch is still sampled.
-
-Owns: the wait for a batch, and which groups are given early. Does not own: gradients, and whether what was computed
-early belongs to the batch (`Learner.complete`), who computes them (steps), which groups make a batch (rollout).
-"""
+"""Stream training: the gradients of complete groups are computed while the rest of their batch is still sampled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A grid of runs: every combination of the values of some settings, one after the other or some at once, and one table.
 
-Owns: the grid, its directory, which runs are done, the table. Does not own: a run (coordinator.local), settings.
 Guarantee: a grid that was interrupted continues: a point's plan is in its own directory, a run that has ended is not
 begun again, and one that has not is resumed.
 

@@ -1,7 +1,5 @@
 """`Publisher`: what this rank holds of the model, as the next version of the weights.
 
-Owns: the copy that was published last, the comparison with it, the order of a publication. Does not own: the
-encoding and the store (rollout.weights), when to publish.
 Guarantee: a version is visible when every rank's part of it is on disk and `wait` was called, and not before; weights
 that are no numbers are never published; encoding runs in a thread, on a copy: the trainer may save and step during it.
 

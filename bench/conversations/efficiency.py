@@ -1,7 +1,5 @@
 """What the whole stack costs beside its engines: the same conversations through it, and bare.
 
-Owns: pairs of runs, which goes first, the figures. Does not own: conversations (bench.conversations.played), servers.
-
 The stack renders messages by the model's template, routes, hears streams, checks them and puts answers together. Bare
 is an HTTP client and no stream: the requests of a conversation, with the token ids that the stack sent, go to one
 server, half of the conversations to each. Each answer has a number of tokens that is known before, so both sides ask

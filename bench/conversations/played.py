@@ -1,8 +1,4 @@
-"""Conversations of SmolLM2-135M over a pool, as the trainer would get them, and the check of what was told of them.
-
-Owns: a conversation, the versions of the model, the comparison with a plain forward pass. Does not own: what happens
-to the servers meanwhile (bench.pools, bench.conversations.efficiency).
-"""
+"""Conversations of SmolLM2-135M over a pool, as the trainer would get them, and the check of what was told of them."""
 
 from __future__ import annotations
 

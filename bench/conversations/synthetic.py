@@ -1,7 +1,4 @@
-"""The router of a pool under thousands of live trajectories, with servers that only wait, in this process.
-
-Owns: these servers, the trajectories, two deaths, the figures. Does not own: the pool.
-"""
+"""The router of a pool under thousands of live trajectories, with servers that only wait, in this process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Leaves nothing behind a bench, however it ends: no process, mount, control group or folder.
 
-Owns: the three processes that `pagurus bench` is, and what is ended and removed behind the bench. Does not own: the
-ordinary end, at which a bench removes itself what it made.
-
 ::
 
     front       what was started: passes signals on, ends as the bench does

@@ -1,6 +1,6 @@
 """The cheapest groups there are, for a few jobs: to measure plans by.
 
-Owns: an exact optimum of `coordinator.decide.packing`'s problem. Too slow for more than about eight jobs.
+Too slow for more than about eight jobs.
 """
 
 from __future__ import annotations

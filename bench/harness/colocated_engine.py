@@ -1,8 +1,5 @@
 """A real engine that serves users, with rollouts beside: within what users leave, or in one queue with them.
 
-Owns: the users' and the rollouts' requests, what each got, the order of the slices. Does not own: the engine, its
-choice of steps (rollout.decide.engines.colocation).
-
 Each mode plays the same users, in slices of time that take turns, so that what else the machine does hits all alike::
 
     users 0..30 s: alone, slack, naive    users 30..60 s: slack, naive, alone    ...    nobody: slack, naive    ...

@@ -1,8 +1,4 @@
-"""What the simulation says that rollouts get on a real engine that serves users.
-
-Owns: how the engine's steps go, measured in other slices than the one that is foretold. Does not own: playing them
-(bench.harness.colocated_engine), the simulation (coordinator.simulate.serving).
-"""
+"""What the simulation says that rollouts get on a real engine that serves users."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a real engine's users and rollouts saw, mode by mode, and why tokens were late.
-
-Owns: the users that are drawn, the figures. Does not own: playing them (bench.harness.colocated_engine).
-"""
+"""What a real engine's users and rollouts saw, mode by mode, and why tokens were late."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A live rollout of drawn lengths over an engine whose steps take as long as on a GPU, and the same simulated.
 
-Owns: the laws of lengths, the environment, measuring the engine's rates, the bound. Does not own: the engine, deciding
-(rollout.decide), simulating (coordinator.simulate).
 Guarantee: a run that does not train each prompt once fails.
 """
 

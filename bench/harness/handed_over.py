@@ -1,8 +1,6 @@
 """A run whose two engines and trainer share two processors: in every other step an engine rests while gradients begin.
 
-Owns: the processes (`python -m trainer`, engine servers, each on its processor), the drawn lengths of answers, what a
-step took. Does not own: the choice (rollout.decide.engines.handover), the pool, gradients. This file is also the
-environment that the run plays.
+This file is also the environment that the run plays.
 
 A decoding step takes the same time for many answers as for one (bench.harness.paced_engine). The second engine's
 processor is the trainer's: what it computes there while that engine decodes would cost the engine nothing, unlike on a

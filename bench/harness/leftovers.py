@@ -1,7 +1,5 @@
 """What a run of a bench that was killed left behind, removed behind it, or by the next one.
 
-Owns: the folder of a run, and the names of what it makes. Does not own: removing what a run made while it lives.
-
 A run holds a lock on a file in its folder; the kernel drops it however the run ends. Whoever gets it knows that the run
 is dead, and ends its sandboxes. The lock appears in the folder under its name only once it is held.
 """

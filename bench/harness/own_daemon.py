@@ -1,7 +1,6 @@
 """A daemon of a bench's own: its state, its pool, its socket, gone at the end; and what is left when it is gone.
 
-Owns: starting, killing, measuring and cleaning up one daemon process. Does not own: any load on it. The tests start
-theirs by the same :func:`launch`.
+The tests start theirs by the same :func:`launch`.
 """
 
 from __future__ import annotations

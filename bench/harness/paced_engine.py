@@ -2,9 +2,6 @@
 time is reading the weights.
 
     python -m bench.harness.paced_engine MILLISECONDS --model DIR --port N
-
-Owns: the least time from one step's end to the next one's: what a server does between two steps is part of that, as
-where a GPU computes meanwhile. Does not own: anything else of the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Container programs that checkpoint by CRIU, too: the same workload over the same image in each of them.
-
-Owns: one container of each, its file tree, what it wrote. Does not own: the workloads, the clock.
-"""
+"""Container programs that checkpoint by CRIU, too: the same workload over the same image in each of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Trainer ranks as processes of their own, each with a store of its own that a server of its own gives out.
-
-Owns: the processes. Does not own: what they publish (trainer.weights).
-"""
+"""Trainer ranks as processes of their own, each with a store of its own that a server of its own gives out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Engine servers that are their rates, behind the real pool; and trajectories that go through it, or are simulated.
-
-Owns: the stand-in for a server of some hardware, the trajectories, their rate, an event loop whose time passes when
-nothing else happens. Does not own: the model of an engine (coordinator.simulate.engines), routing.
-"""
+"""Engine servers that are their rates, behind the real pool; and trajectories that go through it, or are simulated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whole runs of `pagurus train` in real sandboxes, on a daemon of the bench's own, in the form of bench.recipe's runs.
-
-Owns: starting runs, one after another, and looking at their clocks. Does not own: the figures that they are compared by
-(bench.recipe), what a run does (trainer.run).
-"""
+"""Complete runs of `pagurus train` in real sandboxes, on the bench's own daemon, in the form of bench.recipe's runs."""
 
 from __future__ import annotations
 

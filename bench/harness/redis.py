@@ -1,6 +1,5 @@
 """redis-server for a bench, from Debian's packages, without touching an image.
 
-Owns: fetching it once into the state directory. Does not own: running it.
 Guarantee: :func:`layer` gives a directory that is complete, or says why there is none.
 """
 

@@ -1,7 +1,4 @@
-"""Relays and publishers of weights in processes of their own, that a bench may kill.
-
-Owns: processes. Does not own: what they serve.
-"""
+"""Relays and publishers of weights in processes of their own, that a bench may kill."""
 
 from __future__ import annotations
 

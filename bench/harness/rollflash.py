@@ -1,7 +1,5 @@
 """The ideas of ROLL Flash (arXiv:2510.11345) live, each with its ablation, its control and what the simulation says.
 
-Owns: the workloads, the ablations. Does not own: playing a run and measuring an engine's rates
-(bench.harness.drawn_runs), simulating (coordinator.simulate).
 Two embedded engines behind a pool; environments are delays. The simulation has the rates that were measured on answers
 of equal length, and a turn's overhead that was measured with equal delays.
 """

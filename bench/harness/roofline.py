@@ -1,7 +1,5 @@
 """How near the embedded engine is to what its device can do: ``pagurus bench engine --roofline``.
 
-Owns: what the device does at best (one large read, one large product), a core without a server, the counts.
-
 Decoding reads all weights and every sequence's keys and values once a step, and multiplies each weight with each
 sequence: its floor is the longer of these two, at the rates that were measured in the same run. Reading prompts
 multiplies each weight, but for the head, with each token. `decode_share` and `prefill_share`: floor over time taken.

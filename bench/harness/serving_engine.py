@@ -1,8 +1,4 @@
-"""An engine that serves users and is lent to rollouts, as its rates, behind the real pool; and what its users see.
-
-Owns: the stand-in: its steps in the event loop's time, what a cut takes from rollouts. Does not own: what a step does
-(rollout.decide.engines.headroom), which turn comes here (rollout.pool), users' arrivals (coordinator.simulate.serving).
-"""
+"""An engine that serves users and is lent to rollouts, as its rates, behind the real pool; and what its users see."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Runs of `pagurus train` that take turns on two machines: a processor for rollouts, another for training.
 
-Owns: the daemon, the coordinator, the runs of a comparison, what is read from their books. Does not own: turns
-(coordinator.phases). ``python -m bench.harness.shared_runs RUN`` is the supervisor of one run, with its roles bound to
-their machines.
+``python -m bench.harness.shared_runs RUN`` is the supervisor of one run, with its roles bound to their machines.
 """
 
 from __future__ import annotations

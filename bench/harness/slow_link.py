@@ -1,7 +1,7 @@
 """A slow link between two clusters, as a process: TCP connections through it share a rate and are late by a delay.
 
-Owns: the forwarding. Does not own: what is sent. Kernels without `netem` cannot delay packets; this
-delays bytes, so it does not show how TCP opens its window over a long path.
+Kernels without `netem` cannot delay packets; this delays bytes, so it does not show how TCP opens its window over a
+long path.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Do trees of rollouts learn what independent ones learn, for less of the environment? A part of ``pagurus bench
 branching``.
 
-Owns: a host whose sandboxes are an example's twin, an engine in this process, the two ways of learning, the counts.
-Does not own: the controller, where branches begin, what a token is told, the trainer: those are the real ones.
-
 Both ways begin with the policy in the tree and take as many steps, on as many groups of as many leaves. `cost`: turns
 that were executed to learn, and resets: they stand for seconds, which a twin does not take. With `--real` the sandboxes
 are real ones and `cost` is the seconds of these turns; held-out episodes are played on the twin all the same.

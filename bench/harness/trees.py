@@ -1,8 +1,5 @@
 """What trees of rollouts save against independent ones of as many leaves: a part of ``pagurus bench branching``.
 
-Owns: an environment whose turns are real work, an engine that samples at a given speed, the two ways of playing a
-group, the counts. Does not own: the controller, forks.
-
 Both ways play the same number of trajectories to their end, in real sandboxes. Ratios are trees over independent:
 tokens that were sampled, seconds that commands ran in sandboxes (of turns and resets), wall time of the group. The
 negative control is an environment of one turn, where nothing can be shared: its ratio must be 1.

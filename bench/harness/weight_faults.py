@@ -1,7 +1,4 @@
-"""Weights on their way while publishers, relays and readers die and bytes flip: is any version ever torn?
-
-Owns: the trials. Does not own: what is counted of them in docs (bench.sync).
-"""
+"""Weights on their way while publishers, relays and readers die and bytes flip: is any version ever torn?"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What a coordinator answers, as OpenAPI: a host's own description, and the routes of the cluster.
-
-Owns: the types of the routes below /v1/cluster and /v1/phases. Does not own: their handlers
-(:mod:`coordinator.api.routes`, :mod:`coordinator.api.overview`), the form (:mod:`daemon.api.openapi`).
-"""
+"""What a coordinator answers, as OpenAPI: a host's own description, and the routes of the cluster."""
 
 from __future__ import annotations
 

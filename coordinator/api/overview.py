@@ -1,7 +1,5 @@
 """What a cluster shows of itself: hosts, where sandboxes are, copies of them, jobs, turns on shared machines, builds.
 
-Owns: what of it exists for a caller. Does not own: any of it, nor changes to it (:mod:`coordinator.api.routes`).
-
 Guarantee: a token that has an owner sees what belongs to this owner, and of each host its name, its state, its labels
 and how many of the owner's sandboxes are there. What a host has and does counts all owners: that takes `monitor`.
 """

@@ -1,6 +1,5 @@
 """The API of a cluster: a daemon's routes, answered by many hosts, and those of the cluster itself.
 
-Owns: which route is answered how. Does not own: the calls on one sandbox or checkpoint (:mod:`coordinator.calls`).
 A route that is not here is refused, not guessed.
 """
 

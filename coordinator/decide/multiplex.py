@@ -1,7 +1,5 @@
 """Which training jobs share which machines, so that one job's rollout fills the other's training time. Pure.
 
-Owns: what a job asks for, the group that shares machines, the choice of a group for a job. Does not own: starting,
-freezing or waking processes, durable state.
 Guarantee: no member of a group waits longer for a step than its own limit allows, by worst-case durations; all members'
 states fit into the host memory of every machine that they use, so that switching never loads from disk.
 

@@ -1,7 +1,5 @@
 """Groups for many jobs at once, or again for all jobs after some have ended. Pure.
 
-Owns: the order in which jobs are placed, the search for a cheaper arrangement. Does not own: what a group may hold
-(coordinator.decide.multiplex).
 Guarantee: every group that comes out keeps the guarantee of a co-execution group; the result is never dearer than
 placing the jobs one by one as they came.
 """

@@ -1,8 +1,7 @@
 """Whose turn it is on machines that jobs share: round robin. Pure.
 
-Owns: the order. Does not own: who shares with whom (coordinator.decide.multiplex), processes, clocks.
-Guarantee: a machine works for one job at a time; no job overtakes one whose turn comes first, also while that job
-makes no request yet; one of those present can always continue.
+Guarantee: a machine works for one job at a time; no job overtakes one whose turn comes first, also while that job makes
+no request yet; one of those present can always continue.
 
 The same order on every machine is what makes a cycle as short as a group promises: who asks first, as it happens, may
 make others wait for two phases of each job. The order is by round, then by seat, over all machines of a kind, so that

@@ -1,7 +1,5 @@
 """`RunActor`: what Ray places and starts again. It keeps the supervisor of one part of a job alive on its machine.
 
-Owns: that process. Does not own: what it does (:mod:`coordinator.local`); a run directory has one owner by a lock of
-the kernel, and its roles have generations, so two actors of one run could not both act.
 Guarantee: the supervisor ends with the actor.
 """
 

@@ -1,8 +1,7 @@
 """``python -m coordinator.jobs.head DIRECTORY``: takes jobs from the queue to Ray, and records their outcome.
 
 A process of its own, because Ray ends a process that has lost its cluster. The coordinator starts it while there are
-jobs, and again when it dies. Owns: the order of its acts. Does not own: which job begins
-(:mod:`coordinator.decide.queue`), Ray (:mod:`coordinator.jobs.on_ray`).
+jobs, and again when it dies. :mod:`coordinator.decide.queue` decides which job begins.
 Guarantee: jobs continue while it is dead, and the next one adopts them: their actors have their names.
 
 ::

@@ -1,7 +1,4 @@
-"""The jobs of a coordinator: what callers ask of them, and the head that does it, kept alive.
-
-Owns: the head's process while jobs have not ended, and the API's answers. Does not own: what the head does.
-"""
+"""The jobs of a coordinator: what callers ask of them, and the head that does it, kept alive."""
 
 from __future__ import annotations
 

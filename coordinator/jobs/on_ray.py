@@ -1,9 +1,7 @@
 """Ray as jobs need it: machines, and for each part of a job a placement group with an actor in it.
 
-Owns: the only imports of Ray but for a machine's address. Does not own: which job begins
-(:mod:`coordinator.decide.queue`), which parts a job has (:mod:`coordinator.jobs.shape`).
-Guarantee: groups and actors have the names of job and part and are detached, so that the next head finds
-them, and there is one of each. Parts have groups of their own: one that lost its machine does not wait for another's.
+Guarantee: groups and actors have the names of job and part and are detached, so that the next head finds them, and
+there is one of each. Parts have groups of their own: one that lost its machine does not wait for another's.
 """
 
 from __future__ import annotations

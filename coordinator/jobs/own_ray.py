@@ -1,7 +1,6 @@
 """A cluster of Ray on this machine alone, for jobs of a coordinator that was given no other.
 
-Owns: its process, which is started when there are jobs, outlives the head and the coordinator, and is ended when there
-are none. Does not own: what runs in it. It listens on the loopback.
+It listens on the loopback.
 """
 
 from __future__ import annotations

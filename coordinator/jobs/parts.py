@@ -1,9 +1,5 @@
 """The processes of each part of a job.
 
-Owns: which these are, the key by which they know each other. Does not own: which parts there are
-(:mod:`coordinator.jobs.shape`), placing them (:mod:`coordinator.jobs.on_ray`), keeping them alive
-(:mod:`coordinator.local`).
-
 ::
 
     run: supervisor ─▶ rollout ──────── TLS ────────▶ engine-0, engine-1, ...: supervisor ─▶ keeper ─▶ engine

@@ -1,6 +1,5 @@
 """What is known of jobs, in one SQLite file that the coordinator and the head of the jobs share.
 
-Owns: rows, and which state follows which. Does not own: when (:mod:`coordinator.jobs.head`).
 Guarantee: a change that has returned survives a loss of power; a job that has ended stays as it is.
 
 ::

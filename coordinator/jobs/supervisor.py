@@ -1,7 +1,4 @@
-"""``python -m coordinator.jobs.supervisor RUN PART``: the supervisor of a part of a job, tied to its actor.
-
-Owns: how its roles reach the sandboxes, its exit status. Does not own: what it does (:mod:`coordinator.local`).
-"""
+"""``python -m coordinator.jobs.supervisor RUN PART``: the supervisor of a part of a job, tied to its actor."""
 
 from __future__ import annotations
 

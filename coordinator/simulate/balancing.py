@@ -1,8 +1,4 @@
-"""Hosts that are lost and return, and whether sandboxes move to them: how many a lost host held, and what moved.
-
-Owns: when hosts are lost, who is in use. Does not own: where lost sandboxes continue (:mod:`coordinator.decide.place`),
-what moves (:mod:`coordinator.decide.balance`): the live coordinator decides by the same functions.
-"""
+"""Hosts that are lost and return, and whether sandboxes move to them: how many a lost host held, and what moved."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A virtual clock: what is to happen, in the order of its times.
 
-Owns: time. Does not own: randomness (each scenario draws from its own seeded generator).
 Guarantee: things of the same time happen in the order in which they were requested, so a seed gives one course.
 """
 

@@ -1,8 +1,5 @@
 """An engine as its rates: prompts are read one after another, answers are sampled side by side.
 
-Owns: the time that a request takes next to others. Does not own: which engine gets it
-(rollout.decide.engines.routing), what is sampled.
-
 All answers on their way advance by one token per step, and a step takes ``base + per_sequence * answers`` seconds:
 reading the weights once, and each answer's cache. Prompts are read before, at `prefill` tokens per second, in order.
 """

@@ -1,8 +1,4 @@
-"""Steps of a run whose GPUs roll out and train, with engines that go over to gradients in the middle of a rollout.
-
-Owns: the course of one rollout, what gradients are computed at the same time. Does not own: the choice
-(rollout.decide.engines.handover), an engine's pace (coordinator.simulate.engines).
-"""
+"""Steps of a run whose GPUs roll out and train, with engines that go over to gradients in the middle of a rollout."""
 
 from __future__ import annotations
 

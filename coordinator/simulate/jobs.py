@@ -1,6 +1,5 @@
 """Co-execution groups on a virtual clock: jobs take turns on machines, and what a step then costs.
 
-Owns: the course of phases. Does not own: who shares with whom (coordinator.decide.multiplex).
 Guarantee: a machine works for one job at a time; a job's rollout and training follow one another.
 """
 

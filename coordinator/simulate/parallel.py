@@ -1,7 +1,5 @@
 """Engines on some GPUs each, whose cache fills: steps of a run with the planner, and with a fixed number of GPUs.
 
-Owns: the course of answers on engines with a cache. Does not own: the choice (rollout.decide.engines.parallel).
-
 An answer that finds no room in the cache waits; when the answers on their way need more than there is, the newest is
 put back, and read again when it has room. A step of the run lasts until its last answer ends.
 """

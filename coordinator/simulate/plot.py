@@ -1,7 +1,4 @@
-"""What a scenario has to show in addition to its figures: lines, or stretches of time in rows.
-
-Owns: these values. Does not own: drawing them (coordinator.simulate.report).
-"""
+"""What a scenario has to show in addition to its figures: lines, or stretches of time in rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One HTML page of a scenario: its figures, its inputs, its plot. It needs no other file.
-
-Owns: the page, drawing. Does not own: figures and plots (coordinator.simulate.scenarios).
-"""
+"""One HTML page of a scenario: its figures, its inputs, its plot. It needs no other file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A run's rollouts on a virtual clock: the policy of the live rollout decides, engines are their rates.
 
-Owns: what a trajectory costs (its turns), the state that the policy's view shows, what came of its actions. Does not
-own: deciding (rollout.decide), rewards.
 Guarantee: every view goes through `RolloutPolicy.decide`, as in a live run; a workload and its seed give one course.
 """
 

@@ -1,6 +1,5 @@
 """What `pagurus simulate` can run: each scenario is a function of a seed and gives its figures, its inputs, its `plot`.
 
-Owns: workloads (laws of lengths and delays), the inputs that are ours. Does not own: the simulated parts.
 Every scenario has its ablation (the same without the feature) and a control: a workload where it must not help.
 """
 

@@ -1,8 +1,4 @@
-"""A serving engine, step by step on a virtual clock, with rollouts in what its users leave.
-
-Owns: the course of requests. Does not own: what a step does (rollout.decide.engines.headroom, or `Colocation` of
-rollout.decide.engines.colocation, which learns what steps cost).
-"""
+"""A serving engine, step by step on a virtual clock, with rollouts in what its users leave."""
 
 from __future__ import annotations
 

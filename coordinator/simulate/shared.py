@@ -1,8 +1,5 @@
 """The scenarios in which something is shared: jobs that take turns on machines, rollouts next to the users of an
 engine.
-
-Owns: workloads, the inputs that are ours. Does not own: the simulated parts, the list of all scenarios
-(coordinator.simulate.scenarios).
 """
 
 from __future__ import annotations

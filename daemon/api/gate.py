@@ -1,8 +1,7 @@
 """What stands before every route: who calls, may they, how often, was it done already; and what is counted.
 
-Owns: the order of these questions. Does not own: the decisions (:mod:`daemon.auth.access`, :mod:`daemon.auth.quota`,
-:mod:`daemon.api.idempotency`). Guarantee: no handler runs before its caller is known and admitted, and none is called
-for a sandbox that the caller does not see.
+Guarantee: no handler runs before its caller is known and admitted, and none is called for a sandbox that the caller
+does not see.
 
 ::
 

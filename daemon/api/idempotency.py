@@ -1,8 +1,5 @@
 """Answers that are kept so that a call which is sent again is not carried out again.
 
-Owns: keys, what was answered under them, the decision what a repeated call gets. Does not own: which
-routes take keys (their ``keyed``), or carrying anything out.
-
 Guarantee: under one key of one caller a call is carried out at most once by living daemons and by those that follow
 a killed one: the key is written down before the call begins. Its answer is written down right after it has been
 handed to the connection: a caller that got it does not ask again, and one that asks in between waits. The same key with

@@ -1,8 +1,4 @@
-"""The OpenAPI description of the API, made from its routes.
-
-Owns: the translation. Does not own: any type or text in it: types are the structs of the wire, summaries
-the docstrings of the handlers.
-"""
+"""The OpenAPI description of the API, made from its routes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Routes of the ports of a sandbox.
-
-Owns: the list, connections as WebSockets, the way in for a browser. Does not own: what answers a browser
-(:mod:`daemon.e2b.proxy`).
-"""
+"""Routes of the ports of a sandbox."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Whether the caller is still connected.
 
-Owns: noticing that they left. Does not own: what ends then (the routes). Guarantee: work for a caller that has left
-ends soon, also where there is nothing to send that would fail.
+Guarantee: work for a caller that has left ends soon, also where there is nothing to send that would fail.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a route is: where it lies, what goes in and comes out, who may call it, how much it may bring.
 
-Owns: the form in which every area declares its routes, and what a handler's parameters mean. The gate
-(:mod:`daemon.api.gate`) enforces it, :mod:`daemon.api.wire` calls the handler, :mod:`daemon.api.openapi` describes it,
-so that the description is never a twin kept by hand.
+The gate (:mod:`daemon.api.gate`) enforces it, :mod:`daemon.api.wire` calls the handler, :mod:`daemon.api.openapi`
+describes it, so that the description is never a twin kept by hand.
 
 ::
 

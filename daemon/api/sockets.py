@@ -1,7 +1,7 @@
 """Connections that carry messages both ways, and their end with the daemon's.
 
-Owns: which are open. Does not own: what they carry. Guarantee: a daemon that stops closes all of them at once, so that
-its stop does not wait for a terminal, and its client looks for the next daemon.
+Guarantee: a daemon that stops closes all of them at once, so that its stop does not wait for a terminal, and its client
+looks for the next daemon.
 """
 
 from __future__ import annotations

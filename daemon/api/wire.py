@@ -1,7 +1,7 @@
 """The wire of the API: bodies in, answers and errors out.
 
-Owns: formats, bounds, the translation of errors. Does not own: any route. Guarantee: every refusal is
-a body of the closed error table; every body is bounded, in size and in the time that its sender takes.
+Guarantee: every refusal is a body of the closed error table; every body is bounded, in size and in the time that its
+sender takes.
 
 The wire is MessagePack where the caller says so (``application/msgpack``) and JSON otherwise. Raw
 file content travels as ``application/octet-stream``.

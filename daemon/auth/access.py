@@ -1,9 +1,5 @@
 """Who may do what: the decision, without I/O and without a clock.
 
-Owns: what a token grants, and the judgement of a call. Does not own: where tokens lie
-(:mod:`daemon.auth.tokens`), which scope a route needs (its :class:`~daemon.api.route.ApiRoute`), quotas
-(:mod:`daemon.auth.quota`).
-
 Guarantee: a caller sees its own sandboxes and no others; what it may not see does not exist for it.
 
 A token is ``pgr_<id>_<secret>``. The secret is 256 random bits, so a plain SHA-256 of it is kept: there is

@@ -2,9 +2,6 @@
 
 Without I/O.
 
-Owns: what a sandbox gets that says no number, and which are too many. Does not own: the numbers of the host
-(:func:`sandbox.container.cgroup.process_budget`), the limits themselves (:mod:`sandbox.container.cgroup`).
-
 All sandboxes together never have more processes and threads than the budget: the kernel holds that. So that a few of
 them cannot take all of it from the others, what one may have beyond SMALL is reserved for it when it is made, and half
 of the budget can be reserved. The other half is for the small ones, which are many and rarely full.

@@ -1,8 +1,8 @@
 """Slots that owners share, and whose turn it is.
 
-Owns: the slots. Does not own: what is done in one. Guarantee: an owner that waits a thousand times, or keeps its slots
-for minutes, keeps no other owner waiting for that long: `reserved` slots go only to owners that have fewer than that
-many, and a free slot goes to the waiting owner that has the fewest, the longest wait first.
+Guarantee: an owner that waits a thousand times, or keeps its slots for minutes, keeps no other owner waiting for that
+long: `reserved` slots go only to owners that have fewer than that many, and a free slot goes to the waiting owner that
+has the fewest, the longest wait first.
 """
 
 from __future__ import annotations

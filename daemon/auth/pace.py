@@ -1,7 +1,4 @@
-"""How often the calls of one token may come, and how many of them may act at the same time.
-
-Owns: the counts by token. Does not own: the decision (:mod:`daemon.auth.quota`).
-"""
+"""How often the calls of one token may come, and how many of them may act at the same time."""
 
 from __future__ import annotations
 

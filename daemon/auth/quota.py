@@ -1,9 +1,7 @@
 """How much one token may use: the decision, without I/O and without a clock.
 
-Owns: quotas, what counts against them, the rate of requests. Does not own: when it is called (creation and
-fork in :mod:`daemon.host.host`, requests in :mod:`daemon.api.gate`).
-Guarantee: what is admitted never exceeds a quota; a sandbox without a limit of its own counts as unlimited, so a
-token with a quota on that resource cannot make one.
+Guarantee: what is admitted never exceeds a quota; a sandbox without a limit of its own counts as unlimited, so a token
+with a quota on that resource cannot make one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """How much the calls of one owner may have the daemon hold while they are under way.
 
-Owns: the count of bytes by owner, and the refusal of more. Does not own: what is held (bodies and answers in memory,
-uploads on the disk), how large the part of one owner is on this host (:func:`memory_part`).
-Guarantee: what the calls of one owner hold together stays within the part, but for the last piece of each; what a
-call held is free again when it has ended, however it ends. Administrators are not counted: they are the host itself.
+Guarantee: what the calls of one owner hold together stays within the part, but for the last piece of each; what a call
+held is free again when it has ended, however it ends. Administrators are not counted: they are the host itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """TLS of the TCP listener.
 
-Owns: contexts, and a certificate of our own for first use. Does not own: who may call (:mod:`daemon.auth.access`).
 Guarantee: TLS 1.2 or newer; a key is readable by the daemon's user only, from the moment it exists.
 """
 

@@ -1,9 +1,7 @@
 """The tokens of this host: made, found, revoked.
 
-Owns: the file that holds them (0600, replaced as a whole, on the disk before anybody hears of a new one).
-Does not own: what a token may do (:mod:`daemon.auth.access`). Guarantee: no secret is ever written; a revoked
-token is refused from the moment that `revoke` returns, also by the next daemon: of calls at the same time each file
-holds what all before it did.
+Guarantee: no secret is ever written; a revoked token is refused from the moment that `revoke` returns, also by the next
+daemon: of calls at the same time each file holds what all before it did.
 """
 
 from __future__ import annotations

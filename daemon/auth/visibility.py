@@ -1,9 +1,7 @@
 """Whose sandboxes a call sees, and whether its token may have more of them.
 
-Owns: applying :mod:`daemon.auth.access` and :mod:`daemon.auth.quota` to the sandboxes of a host, those that are
-being made included. Does not own: either decision.
-Guarantee: every look-up of a sandbox or checkpoint on behalf of a request goes through here, so a route
-cannot forget it; what the daemon does of its own accord sees everything.
+Guarantee: every look-up of a sandbox or checkpoint on behalf of a request goes through here, so a route cannot forget
+it; what the daemon does of its own accord sees everything.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """How one checkpoint is taken, and how it is made durable. The mechanics of one job of the engine.
 
-Owns: the choice between nothing, a snapshot and a dump; the order of mark, snapshot and dump while
-frozen; the content directories; the account of bytes and times. Does not own: when (the engine), the
-verdict (the judge), or the rows (the catalogue; the caller publishes).
-
 ::
 
     verdict ── files only, no other process alive ──▶ mark ▸ snapshot

@@ -1,8 +1,6 @@
 """Checkpoints on their way, and what all turn loops of a host share.
 
-Owns: the life of one checkpoint from its verdict to durable, as others see it; the host-wide services, counts and
-background tasks. Does not own: what moves a checkpoint on (:mod:`daemon.turns.turns`). Guarantee: ``captured`` and
-``durable`` of every flight end.
+Guarantee: ``captured`` and ``durable`` of every flight end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The life of a checkpoint: its states, and what may happen in each.
 
-Owns: the table below. Does not own: doing any of it (capture, persist, startup). Pure.
-Guarantee: every pair of state and event is in the table or raises Conflict.
+Pure. Guarantee: every pair of state and event is in the table or raises Conflict.
 
 ========  ========  =======  ========  ========  ======
 state     capture   store    retry     repack    fail

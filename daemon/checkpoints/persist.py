@@ -1,9 +1,5 @@
 """From captured to durable: what is done to a checkpoint while its sandbox runs, is dead, or is there no more.
 
-Owns: the order below, one row's change from captured to durable, what is made of a row that a killed daemon left
-captured. Does not own: how content is packed (:mod:`daemon.checkpoints.capture`), when
-(:mod:`daemon.checkpoints.queue`).
-
 ::
 
     captured ─▶ line of checkpoints ─▶ hash ▸ pack ─▶ sync ─▶ row says durable, synced ─▶ raw images let go

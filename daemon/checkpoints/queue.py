@@ -1,8 +1,6 @@
 """Runs checkpoint work in the order that :mod:`daemon.checkpoints.schedule` decides.
 
-Owns: the one queue of a host and the tasks that it runs. Does not own: the order (pure, in
-`schedule`), or what a job does. Guarantee: a job's slot is given back however the job ends; a job
-with a waiting caller is promoted.
+Guarantee: a job's slot is given back however the job ends; a job with a waiting caller is promoted.
 
 Calling pattern::
 

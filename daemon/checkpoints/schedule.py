@@ -1,8 +1,5 @@
 """In which order the host takes checkpoints. Pure: no I/O, no clock, no threads.
 
-Owns: the queue order of all checkpoint work of one host. Does not own: doing the work
-(:mod:`daemon.checkpoints.queue`) or the time (`now` is an argument, in seconds of any one clock).
-
 A checkpoint passes up to three stages, each with a limit of its own: ``dump`` (freeze the processes
 and copy their state) or ``snapshot`` (files alone), then ``hash`` (which pages are new), then
 ``compress`` (store them durably). A stage may also have a share of the bandwidth, in cost units (bytes)

@@ -1,8 +1,5 @@
 """The authority of this host: what sandboxes with a credential trust, and the certificates that it signs.
 
-Owns: its key, which never leaves the state directory (0600), and one certificate for each host that is asked for. Does
-not own: which hosts (:mod:`daemon.credentials.passing`), how a sandbox trusts it (:mod:`daemon.credentials.trust`).
-
 All sandboxes of a host trust the same one: a checkpoint has its certificate among its files, and a fork of it need not
 be changed. What it signs convinces sandboxes of this host of this host, which holds all of their connections anyway.
 """

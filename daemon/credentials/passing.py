@@ -1,8 +1,5 @@
 """A request of a sandbox on its way to a host, with the header that the sandbox does not have.
 
-Owns: which requests pass, what of them passes, and that the header goes to its host alone. Does not own: sockets
-(:mod:`daemon.credentials.service`), values (:mod:`daemon.credentials.store`).
-
 Guarantee: a request gets a header only where the name that its client said in the TLS handshake, the name in its
 ``Host`` and the host that is connected to are the same, a credential of the sandbox's policy is for this host and port
 now, and the host shows a certificate for the name. Redirects are the client's to follow, by another request. An address

@@ -1,8 +1,5 @@
 """The sockets inside of sandboxes at which hosts with a credential are reached.
 
-Owns: their life, over restores and daemons; which names lead to them. Does not own: what passes through them
-(:mod:`daemon.credentials.passing`).
-
 Guarantee (I6): each socket is in the network namespace of one sandbox, on its loopback, so a client accepted there is
 of that sandbox. A shim keeps them over the death of the daemon: who connects then waits for the next one.
 """

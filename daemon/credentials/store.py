@@ -1,8 +1,7 @@
 """The credentials of this host: values, and the hosts that each is for.
 
-Owns: the file that holds them (0600, replaced as a whole). Does not own: who may use one: those of an owner are for the
-owner's sandboxes alone. Guarantee: a value is in this file and in the daemon's memory, and nowhere else: no row, no
-checkpoint, no log line and no answer of the API has it.
+Guarantee: a value is in this file and in the daemon's memory, and nowhere else: no row, no checkpoint, no log line and
+no answer of the API has it.
 """
 
 from __future__ import annotations

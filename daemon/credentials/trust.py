@@ -1,8 +1,6 @@
 """A certificate authority of the host's that the programs of a sandbox trust.
 
-Owns: where programs look for authorities, and what is written there. Does not own: the authority
-(:mod:`daemon.credentials.authority`), when a sandbox gets it. Guarantee: it is added to those that are there, none is
-taken away; written twice it is there once.
+Guarantee: it is added to those that are there, none is taken away; written twice it is there once.
 
 A bundle of all authorities lies in one of several places, by distribution; OpenSSL without a bundle looks into
 ``/etc/ssl/certs`` by a hash of the authority's name; what makes these files again (``update-ca-certificates``,

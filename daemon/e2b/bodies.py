@@ -1,7 +1,4 @@
-"""Bodies of E2B's control plane, and what they mean here.
-
-Owns: their fields, the names of ours in theirs. Does not own: any act (:mod:`daemon.e2b.control`).
-"""
+"""Bodies of E2B's control plane, and what they mean here."""
 
 from __future__ import annotations
 

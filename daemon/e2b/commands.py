@@ -1,8 +1,5 @@
 """Commands of E2B's clients in one sandbox: long-lived programs that are known by their pid inside.
 
-Owns: which of them are watched, their deadlines, what was their end for those that ask late, and the turn that each
-ends. Does not own: programs (:mod:`daemon.turns.programs`), the form on the wire (:mod:`daemon.e2b.process`).
-
 Guarantee: a command ends exactly one turn: with its end, or when its client's stream is lost, whichever is first. Until
 then nothing that it prints is dropped: it waits for a slow client. It continues when the client leaves.
 """

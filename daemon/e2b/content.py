@@ -1,6 +1,5 @@
 """E2B's files: whole ones, down and up, by a token or a signed address; and whether a sandbox answers.
 
-Owns: the two forms of an upload. Does not own: paths and users (:mod:`daemon.e2b.filesystem`), writing a file.
 Guarantee: an upload that breaks off changes nothing; what is uploaded is bounded as by our own API.
 """
 

@@ -1,8 +1,4 @@
-"""E2B's control plane: sandboxes are made, found, paused, resumed, forked and ended.
-
-Owns: its paths and codes. Does not own: the form of its bodies (:mod:`daemon.e2b.bodies`), any act
-(:mod:`daemon.host.host`).
-"""
+"""E2B's control plane: sandboxes are made, found, paused, resumed, forked and ended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The OpenAPI description of what is served to clients of E2B, made from its routes.
-
-Owns: what of it differs from the description of our own API: keys, errors, two names for one call. Does not own: the
-translation (:mod:`daemon.api.openapi`).
-"""
+"""The OpenAPI description of what is served to clients of E2B, made from its routes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Which sandbox and which port a request of E2B's clients is for.
 
-Owns: reading that from the name of the host and from headers, and sending the request to envd's routes or to the
-proxy. Does not own: either. Guarantee: what names no sandbox reaches the router as if nothing were here.
+Guarantee: what names no sandbox reaches the router as if nothing were here.
 """
 
 from __future__ import annotations

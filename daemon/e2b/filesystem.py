@@ -1,8 +1,4 @@
-"""E2B's service filesystem.Filesystem: what lies where, and watching it.
-
-Owns: its messages, users' names for what belongs to them. Does not own: the file tree (:mod:`sandbox.tree.files`),
-watches (:mod:`daemon.turns.watches`).
-"""
+"""E2B's service filesystem.Filesystem: what lies where, and watching it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Who a client of E2B is: the owner of an API key, or the holder of the token of one sandbox.
 
-Owns: the tokens of single sandboxes and the signatures made of them. Does not own: API keys, which are our tokens
-(:mod:`daemon.auth.tokens`). Guarantee: a token of a sandbox is good for that sandbox only, reaches no further than the
-API key that it was given for, and ends with it; none is stored: it is computed from a secret of this host.
+Guarantee: a token of a sandbox is good for that sandbox only, reaches no further than the API key that it was given
+for, and ends with it; none is stored: it is computed from a secret of this host.
 
     s-<id>  ▸  es_<id>_<token id>_<HMAC of both>  for all of the sandbox, and et_... for its ports alone
 """

@@ -1,8 +1,4 @@
-"""Sandboxes as clients of E2B take them for granted: with a user called ``user`` who has a home.
-
-Owns: what one is made of an image with, and that a checkpoint outlives its sandbox. Does not own: making the user
-(:mod:`sandbox.container.users`), how a command runs.
-"""
+"""Sandboxes as clients of E2B take them for granted: with a user called ``user`` who has a home."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""E2B's service process.Process: start, follow, feed and signal commands and terminals.
-
-Owns: its messages. Does not own: a command's life (:mod:`daemon.e2b.commands`).
-"""
+"""E2B's service process.Process: start, follow, feed and signal commands and terminals."""
 
 from __future__ import annotations
 

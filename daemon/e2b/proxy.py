@@ -1,9 +1,8 @@
 """HTTP and WebSocket to a port of a sandbox, by the address that E2B's get_host gives.
 
-Owns: passing requests on, and E2B's words for what cannot be reached. Does not own: connecting to a port
-(:mod:`daemon.turns.ports`). Guarantee: a request reaches the loopback of that sandbox and nothing else; a caller that
-shows no token of it is let through only where its owner opened its ports; our tokens do not reach it; nothing is kept
-in memory but what is on its way.
+Guarantee: a request reaches the loopback of that sandbox and nothing else; a caller that shows no token of it is let
+through only where its owner opened its ports; our tokens do not reach it; nothing is kept in memory but what is on its
+way.
 
 A browser is let in by an address of the page, which is good for a minute and leaves a cookie for this one name. The
 cookie counts for what a page of this very port sends, and for addresses that somebody opens: no other site acts by it.

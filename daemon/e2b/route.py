@@ -1,7 +1,5 @@
 """How routes of E2B are declared: those of its control plane with a path for each version of the clients, those of its
 data plane below a sandbox, which headers or the host's name say.
-
-Owns: the form. Does not own: finding the sandbox (:mod:`daemon.e2b.dispatch`).
 """
 
 from __future__ import annotations

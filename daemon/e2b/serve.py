@@ -1,7 +1,4 @@
-"""Puts E2B's API in front of an application and into it.
-
-Owns: which of its parts there are. Does not own: any of them.
-"""
+"""Puts E2B's API in front of an application and into it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The steps of an E2B template as a Dockerfile. Pure: no I/O.
 
-Owns: what each step means here. Does not own: carrying it out (:mod:`daemon.e2b.templates`). Guarantee: no text of a
-step becomes an instruction of its own, and none is expanded: what a client sends is quoted, or refused.
+Guarantee: no text of a step becomes an instruction of its own, and none is expanded: what a client sends is quoted, or
+refused.
 
 Commands run as ``user`` in /home/user, as with E2B, until a step says otherwise; both are made where an image has none.
 What COPY takes was uploaded as an archive: each is a stage of its own, so that it is unpacked by the rules of ADD.

@@ -1,7 +1,6 @@
 """E2B's paths of templates.
 
-Owns: names and tags, which are names of images; codes and bodies. Does not own: builds and archives
-(:mod:`daemon.e2b.templates`). Guarantee: an image that is no template is neither replaced nor removed here.
+Guarantee: an image that is no template is neither replaced nor removed here.
 """
 
 from __future__ import annotations

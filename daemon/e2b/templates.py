@@ -1,10 +1,7 @@
 """E2B's templates: images, built from the steps that a client sends, and what is started in them.
 
-Owns: the archives between their upload and the build, builds under way, the state that a template's command has made.
-Does not own: paths and names (:mod:`daemon.e2b.template_routes`), the meaning of a step (:mod:`daemon.e2b.steps`), the
-build (:mod:`sandbox.sdk.build`), images. Guarantee: a build has the rights of the key that requested it and no others,
-as it goes through the daemon's own API with that key. An archive is its owner's alone: what one uploads under a hash,
-no other copies.
+Guarantee: a build has the rights of the key that requested it and no others, as it goes through the daemon's own API
+with that key. An archive is its owner's alone: what one uploads under a hash, no other copies.
 
 ::
 

@@ -1,7 +1,5 @@
 """Watches whose events are fetched call by call, as E2B's blocking client does.
 
-Owns: which there are, and the end of those that are not polled any more. Does not own: a watch
-(:mod:`daemon.turns.watches`).
 Guarantee: each takes a place as every watch does; one that was not polled for a while is gone.
 """
 

@@ -1,7 +1,6 @@
 """The forms of E2B's wire: errors with a number as their code, and Connect's messages as JSON.
 
-Owns: both forms, and which error of ours is which of theirs. Does not own: routes. Guarantee: a message is bounded
-before it is read, and what cannot be read is refused, never passed over.
+Guarantee: a message is bounded before it is read, and what cannot be read is refused, never passed over.
 
 A message of a stream is one byte of flags, four of length and JSON; the last one of an answer has the flag END.
 """

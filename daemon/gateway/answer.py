@@ -1,8 +1,5 @@
 """One answer of a model, from its first byte to the agent.
 
-Owns: the bytes between upstream and agent, the pace at which they move, when each may be given out. Does not own: which
-exchange they belong to, the journal.
-
 ::
 
     upstream ──▶ pump ──▶ Answer ──▶ deliver ──▶ agent

@@ -1,9 +1,5 @@
 """The commands of an agent outside its sandbox.
 
-Owns: running each of them once, as far as its effects go, and telling its result as often as the agent asks in the same
-place. Does not own: what a command does (:mod:`daemon.turns.turns`), which of the cases it is
-(:mod:`daemon.gateway.replay`).
-
 A restore undoes what commands did since the last request; the agent outside knows nothing of it. So, before anything
 else of it happens, the commands of the turn under way are run again in the restored sandbox. An agent that starts over
 gets the recorded results up to the place to which its sandbox has come.

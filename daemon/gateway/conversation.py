@@ -1,9 +1,5 @@
 """The conversation of one sandbox with its model.
 
-Owns: the order of its exchanges, the end of a turn by a request, when an answer is released. Does not own: which
-exchange a request belongs to (:mod:`daemon.gateway.replay` decides), bytes (`answer`), how a turn ends
-(:mod:`daemon.turns.turns`).
-
 ::
 
     request ─▶ follow the sandbox ─▶ decide ─┬ fresh ─▶ end of turn ─▶ journal ─▶ ask the upstream ─┐

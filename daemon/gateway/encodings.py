@@ -1,8 +1,7 @@
 """Compressed request bodies of agents, decoded within a limit.
 
-Owns: the encodings that are accepted, and the limit of what a body unpacks to. Does not own: reading bodies. Pure.
-Guarantee: no step unpacks more than STEP bytes beyond what was there before, whatever the data promises, and a body
-that ends early or has something behind its end is refused.
+Pure. Guarantee: no step unpacks more than STEP bytes beyond what was there before, whatever the data promises, and a
+body that ends early or has something behind its end is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """How far a stream of a model's events may be given out before the journal has all of it.
 
-Owns: the bounds of events, and which of them let an agent act. Does not own: bytes in memory, the journal. Pure.
-Guarantee: each event goes out when it is complete, up to the first one after which an agent may act: a tool call that
-is complete, the reason why the model stopped, the end. From there on the rest waits for the journal. An event that only
-looks like one of these waits for nothing worse than the end of its answer.
+Pure. Guarantee: each event goes out when it is complete, up to the first one after which an agent may act: a tool call
+that is complete, the reason why the model stopped, the end. From there on the rest waits for the journal. An event that
+only looks like one of these waits for nothing worse than the end of its answer.
 """
 
 from __future__ import annotations

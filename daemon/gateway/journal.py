@@ -1,8 +1,5 @@
 """Requests and answers of a host: one SQLite file.
 
-Owns: the rows of exchanges, their content, the commands of agents outside, tokens, upstreams, and how far each sandbox
-has come. Does not own: what any of it means (:mod:`daemon.gateway.conversation`).
-
 Guarantee: that of :mod:`sandbox.database`. Conversations are kept as parts that exchanges share: one
 that grows by a message a turn takes linear space.
 """

@@ -1,7 +1,5 @@
 """Where agents connect to: a socket inside a sandbox, or one of the host's for agents outside.
 
-Owns: sockets, callers, and how much each may request. Does not own: the requests.
-
 Guarantee (I6): a socket of a sandbox is made inside its network namespace and bound to its loopback, so nothing of the
 host becomes reachable; a client accepted there is of that sandbox, whatever it says. A sandbox that floods its
 listener slows itself down: it has so many connections, a pace of its own, and a share of memory.

@@ -1,9 +1,9 @@
 """Keys in what an upstream answers.
 
-Owns: finding secrets in a stream of chunks and replacing them. Does not own: which secrets there are. Pure.
-Guarantee: no agent gets a secret that the gateway put into the request of its upstream, though the upstream echoes its
-request: as it is, or as JSON, URLs and HTML escape it. A chunk waits for the next one only where it ends with what may
-be the beginning of a secret. Limit: an upstream that means to give its key away can encode it in a way of its own.
+Pure. Guarantee: no agent gets a secret that the gateway put into the request of its upstream, though the upstream
+echoes its request: as it is, or as JSON, URLs and HTML escape it. A chunk waits for the next one only where it ends
+with what may be the beginning of a secret. Limit: an upstream that means to give its key away can encode it in a way of
+its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which exchange a request belongs to: a new one, one under way, or one of the record.
 
-Owns: the decision, for requests and for the commands of an agent outside. Does not own: the record. Pure.
+Pure.
 
 The record of a sandbox is a path through a tree of exchanges: a restore to an older checkpoint goes back along it, and
 what comes then grows a branch of its own. What lies on an abandoned branch answers nothing.

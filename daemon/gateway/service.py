@@ -1,8 +1,5 @@
 """The gateway of a host: its sandboxes' listeners, tokens and conversations.
 
-Owns: which sandbox a request is of, and the life of listeners and lines. Does not own: the conversation
-(:mod:`daemon.gateway.conversation`).
-
 Guarantee: a request is of the sandbox whose socket accepted it, or whose token it shows; nothing that it says otherwise
 counts. A token is shown once, stored as a hash, and ends with its sandbox. No request is served before the daemon has
 recovered all that a former one left.

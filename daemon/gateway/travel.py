@@ -1,8 +1,5 @@
 """The conversation of a sandbox that continues at another host: as much of it as its agent may request again.
 
-Owns: the rows that are sent and taken, and what they may hold. Does not own: which exchange is the last
-(:mod:`daemon.gateway.conversation`).
-
 Guarantee: what is sent fits into a request for the other host, whatever an agent and its model have said. What is
 taken is a path of its own, under numbers of this host. A text counts under its own hash, so nothing that another host
 sends changes what sandboxes here have said; and nothing is unpacked beyond what it may take.

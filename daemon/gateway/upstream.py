@@ -1,6 +1,5 @@
 """The models behind the gateway, by name.
 
-Owns: their addresses, their keys, the connections to them. Does not own: requests.
 Guarantee: a key is read from its file on the host for each request and put into that request alone; it is in no
 message, log or error, and an upstream that sends it back has it masked. What an agent put into `Authorization` or a
 cookie is never sent on. One owner's requests leave an eighth of an upstream's slots to others.

@@ -1,7 +1,6 @@
 """What agents and models say to each other, as far as a gateway must understand it.
 
-Owns: the routes that are passed on, the canonical form and the key of a request, which requests belong to the main
-loop of an agent, which headers travel, the form of our own errors. Does not own: any connection. Pure.
+Pure.
 
 Guarantee: two requests have the same key only if they ask a model for the same: the same route, the same model and
 the same body but for the fields of VOLATILE, which name the caller and not the question.

@@ -1,9 +1,5 @@
 """A sandbox of another host continues here, under its own id.
 
-Owns: what of it stays as it was; what is prepared here before it comes. Does not own: how its state came
-(:mod:`daemon.store.imports`), how it is restored (:mod:`daemon.host.restore`), that the other host no longer runs it,
-which the coordinator answers for.
-
 ::
 
     arrive   = row ▸ tree, container, network ▸ processes ▸ published

@@ -1,8 +1,5 @@
 """What is fastened to a sandbox's network namespace from outside: a gateway, a resolver, a link.
 
-Owns: the two moments at which the host calls an attachment. Does not own: any attachment; each lives
-in the room that knows what it is for, and is put into ``Host.attachments`` when the daemon starts.
-
 Guarantee: ``attach`` has returned before a process of the sandbox runs (create, fork, restore) and
 before the API answers (adoption by a new daemon); ``detach`` is called before the namespace goes.
 """

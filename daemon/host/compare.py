@@ -1,7 +1,6 @@
 """The file tree of a sandbox beside that of a checkpoint: what differs, and how one file was in both.
 
-Owns: which two states are compared, and that both stay for as long. Does not own: the comparison
-(:mod:`sandbox.tree.diff`). Guarantee: no live tree is walked: what a sandbox has now is a snapshot.
+Guarantee: no live tree is walked: what a sandbox has now is a snapshot.
 """
 
 from __future__ import annotations

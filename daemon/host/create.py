@@ -1,8 +1,6 @@
 """The request for a new sandbox, checked before anything is made.
 
-Owns: the rules of a request and how it goes with its image's configuration; that the settings of an imported
-checkpoint, which its forks inherit, pass by the same rules. Does not own: who may ask (:mod:`daemon.auth.visibility`),
-whether mounts are possible here (:mod:`daemon.host.mounts`), making it (:mod:`daemon.host.host`). Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """When the time of a sandbox is over. Pure: no I/O, no clock.
 
-Owns: the rule. Does not own: looking at the clock and acting (:mod:`daemon.host.expiry_watch`).
-Guarantee: a sandbox in use is never over; the answer always says when to look again, never later than
-the moment at which it could be over.
+Guarantee: a sandbox in use is never over; the answer always says when to look again, never later than the moment at
+which it could be over.
 
 ==========================  =====================================================================
 seen                        then

@@ -1,6 +1,5 @@
 """Ends sandboxes whose time is over.
 
-Owns: looking at the clock. Does not own: the rule (:mod:`daemon.host.expiry`), how a sandbox ends (`daemon.host.host`).
 Guarantee: nothing is ended while a call on it is under way: the rule is applied again right before the act, with
 nothing awaited in between.
 """

@@ -1,8 +1,5 @@
 """The lease of a host in a cluster: when it is over, its sandboxes are frozen.
 
-Owns: until when this host may act, and that it stops then. Does not own: who grants leases
-(:mod:`coordinator.decide.lease`), which says why a host is still before anybody acts for it.
-
 Guarantee: while a lease is over, no process of a sandbox runs, whether the daemon lives, hangs or is dead: a process of
 its own (:mod:`daemon.fence`) freezes them, `MARGIN` before the end, so that there is time to do so. A host that never
 had a lease has none to lose.

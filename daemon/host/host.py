@@ -1,10 +1,5 @@
 """Authority over all sandboxes of one host: create, find, restore, fork, compare, remove.
 
-Owns: the set of sandboxes and checkpoints, their names and id ranges, and every act that makes or
-ends a sandbox. Does not own: what happens inside one (:mod:`daemon.turns.turns`), HTTP (`daemon.app`),
-which checkpoints are kept (`daemon.store.gc`), how a state is restored (`daemon.host.restore`), what is left
-after a crash (`daemon.startup`).
-
 Guarantee: an act either succeeds or leaves nothing behind but an error that names the sandbox and
 the hint. A sandbox is published only when it runs, so what a crash leaves half made has no row
 and is collected. A failed restore leaves the sandbox dead, its checkpoints whole, and may be tried

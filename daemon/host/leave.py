@@ -1,9 +1,5 @@
 """A sandbox leaves this host: it is frozen here, while its state continues elsewhere.
 
-Owns: the hold, which outlives the daemon: a mark in the sandbox's run directory and its frozen control group. Does not
-own: how the state travels (:mod:`daemon.store.exports`), how it continues there (:mod:`daemon.host.arrive`), when it
-has left, which the coordinator answers for: it removes the sandbox here, or releases it.
-
 ::
 
     prepare ▸ hold: capture ▸ stays frozen ─┬▶ removed: it has left

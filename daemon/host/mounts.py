@@ -1,8 +1,7 @@
 """Directories that a sandbox has in addition to its file tree: of the host, read-only, or scratch of its own.
 
-Owns: what may be mounted where, and the subvolumes of scratch. Does not own: the mounts themselves
-(:class:`sandbox.container.container.Bind`). They are no part of checkpoints: a restore in place leaves scratch as it
-is, a fork begins with an empty one, and what a turn does there needs no checkpoint of files.
+They are no part of checkpoints: a restore in place leaves scratch as it is, a fork begins with an empty one, and what a
+turn does there needs no checkpoint of files.
 
 Guarantee: nothing that belongs to the daemon is ever mounted into a sandbox, whatever links the source has.
 """

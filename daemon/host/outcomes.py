@@ -1,8 +1,4 @@
-"""What follows for the sandboxes when a checkpoint is durable, could not be stored, is lost or damaged.
-
-Owns: what is based on what afterwards, what is stored again. Does not own: storing (:mod:`daemon.checkpoints.persist`),
-finding damage (:mod:`daemon.store.verify`).
-"""
+"""What follows for the sandboxes when a checkpoint is durable, could not be stored, is lost or damaged."""
 
 from __future__ import annotations
 

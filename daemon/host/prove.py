@@ -1,9 +1,5 @@
 """Whether checkpoints can be restored: tried, not concluded.
 
-Owns: restoring a checkpoint in a sandbox without an owner, where it is compared and nothing of it runs; which
-checkpoint is tried next while the host has time. Does not own: the comparison (:mod:`sandbox.criu.equality`), what lies
-on the disk (:mod:`daemon.store.verify`).
-
 ::
 
     row of a fork ▸ tree, container ▸ restored, compared, frozen ▸ removed ▸ `proved_at` or `refuted`

@@ -1,7 +1,4 @@
-"""What a host reports to the coordinator: what it has, what it holds, how busy it is.
-
-Owns: reading these from the kernel and the daemon. Does not own: what follows (:mod:`coordinator.decide`).
-"""
+"""What a host reports to the coordinator: what it has, what it holds, how busy it is."""
 
 from __future__ import annotations
 

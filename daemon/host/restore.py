@@ -1,9 +1,5 @@
 """Taking a sandbox to the state of a checkpoint: its files, its container, its processes.
 
-Owns: what a container is made of, the order in which a state is restored, what is undone when that fails. Does not own:
-who may, which checkpoint, the life of the sandbox (:mod:`daemon.host.host`); the mechanism of one restore
-(:mod:`sandbox.criu.checkpointer`).
-
 ::
 
     kill ▸ writable snapshot of the files ▸ mount ▸ attach ▸ processes (compared if requested) ▸ mark ▸ run ▸ hooks

@@ -1,7 +1,5 @@
 """Runs of clients: a run whose lease is not renewed ends with its sandboxes.
 
-Owns: which runs there are, when each ends, and ending their sandboxes. Does not own: how a sandbox ends
-(:mod:`daemon.host.host`), which sandboxes belong to a run: those of its owner that carry its label, forks included.
 Guarantee: a sandbox of a run that has ended is removed, also one that was being made then, and whatever call is under
 way on it: no caller waits for it any more. A daemon that starts gives each run its full lease again, so that no run
 ends because its client could not renew it.

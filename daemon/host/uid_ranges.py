@@ -1,8 +1,7 @@
 """User id ranges of sandboxes: each has one of its own, so that none owns what is another's.
 
-Owns: which ranges are taken. Does not own: mapping them (`sandbox.container.container`). No I/O.
-Guarantee: a range is given to one sandbox at a time, and to the next one only after all others had their turn: what a
-removed sandbox left on the disk stays unowned for long.
+No I/O. Guarantee: a range is given to one sandbox at a time, and to the next one only after all others had their turn:
+what a removed sandbox left on the disk stays unowned for long.
 """
 
 from __future__ import annotations

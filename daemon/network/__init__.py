@@ -1,8 +1,5 @@
 """The network of sandboxes: who may reach what, and the links, rules and resolver that hold them to it.
 
-Owns: a sandbox's veth pair, the nftables table of this daemon, the resolver in each sandbox's network namespace,
-counters and refusals. Does not own: the network namespace itself (the shim's), the LLM gateway.
-
 Guarantee (I6): a sandbox sends from its own address only, and reaches nothing but what its policy names; the host,
 other sandboxes, link-local and multicast addresses are out of reach under every policy. A sandbox without a network
 costs nothing: no link, no rule, no socket.

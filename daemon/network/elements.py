@@ -1,7 +1,6 @@
 """What is said of one sandbox in the nftables table: elements of sets and maps, as netlink and nft write them.
 
-Owns: their keys and values. Does not own: the sets (:mod:`daemon.network.ruleset`), what is allowed
-(:mod:`daemon.network.policy`), the kernel (:mod:`daemon.network.table`). Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A veth pair between the host and one sandbox: routed, without a bridge, without ARP.
 
-Owns: links, their addresses, routes and neighbours, the host's forwarding switches that they need.
-Does not own: which packets may pass (:mod:`daemon.network.table`). Everything here blocks.
+Everything here blocks.
 
 Guarantee: nothing is learned from packets. Both ends have ARP off and one permanent neighbour, IPv6 is off, and the
 host's end accepts only the sandbox's address (strict reverse path filter, before the table looks again). An address

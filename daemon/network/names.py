@@ -1,10 +1,7 @@
 """DNS messages between a sandbox and the host's resolvers: questions, and what an answer may say.
 
-Owns: reading questions of an adversary and answers of a stranger, writing answers. Pure: no I/O, no clock.
-Does not own: whether a name is allowed (:mod:`daemon.network.policy`), sending (:mod:`daemon.network.resolver`).
-
-Guarantee: nothing of a foreign answer is passed on as it came. What goes to the sandbox is written afresh and holds
-only the chain of aliases that begins at the requested name, and the addresses at its end.
+Pure: no I/O, no clock. Guarantee: nothing of a foreign answer is passed on as it came. What goes to the sandbox is
+written afresh and holds only the chain of aliases that begins at the requested name, and the addresses at its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Work in the network namespace of a sandbox: a thread that enters it, and ends with the work.
 
-Owns: entering. Does not own: what is done there. Guarantee: no other thread of the daemon ever changes its
-namespace; a descriptor made inside (a socket) stays in that namespace wherever it is used.
+Guarantee: no other thread of the daemon ever changes its namespace; a descriptor made inside (a socket) stays in that
+namespace wherever it is used.
 """
 
 from __future__ import annotations

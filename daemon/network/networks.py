@@ -1,8 +1,5 @@
 """The networks of all sandboxes of this host, as one attachment.
 
-Owns: which sandbox has which link and address, the order of every change, adoption after a restart, what is reported of
-it. Does not own: mechanism (links, table, resolver) and meaning (policy).
-
 Guarantee: a sandbox's packets pass only while its address, its policy and its resolver are in force: they are put in
 place before its link is, and taken away after it. What fails half-way leaves no link. A sandbox that has no network
 and never had one costs a dictionary look-up.

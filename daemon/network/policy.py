@@ -1,7 +1,6 @@
 """What a network policy means: names, addresses and ports that are allowed, as data.
 
-Owns: the grammar of destinations, which addresses no sandbox may reach, the translation of a policy into
-segments that do not overlap. Does not own: enforcing it. Pure: no I/O, no clock.
+Pure: no I/O, no clock.
 
 Guarantee: :func:`compile_policy` accepts a policy only if each of its entries means something that can be enforced;
 two segments of one policy never hold the same address, protocol and port.

@@ -1,8 +1,7 @@
 """Which tables and chains there are in this network namespace, as netlink lists them.
 
-Owns: reading their names. Does not own: our own table (:mod:`daemon.network.table`). The program ``nft`` is not used:
-before it lists anything it reads what there is, and dies over a table that a newer one made with what it does not know.
-Nothing here reads the content of a table that is not ours.
+The program ``nft`` is not used: before it lists anything it reads what there is, and dies over a table that a newer one
+made with what it does not know. Nothing here reads the content of a table that is not ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether this host can give sandboxes a network: makes one for a moment, and looks who else decides.
 
-Owns: the probe for `pagurus doctor`. Leaves nothing behind.
+Leaves nothing behind.
 """
 
 from __future__ import annotations

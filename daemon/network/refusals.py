@@ -1,8 +1,4 @@
-"""What sandboxes tried and may not: refused packets as the kernel logs them, names as the resolver refuses them.
-
-Owns: the NFLOG socket, a bounded log for each sandbox. Does not own: refusing, counting (the table and the resolver
-do, and count everything; of packets only the first few of a second are explained here).
-"""
+"""What sandboxes tried and may not: refused packets as the kernel logs them, names as the resolver refuses them."""
 
 from __future__ import annotations
 

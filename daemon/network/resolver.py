@@ -1,8 +1,5 @@
 """The resolver of one sandbox: 127.0.0.53 in its network namespace, answered by the daemon.
 
-Owns: the two sockets, the order *judge, ask, open, answer*, bounds on what a sandbox can make us do. Does not own: the
-policy, the messages (:mod:`daemon.network.names`), the table.
-
 Guarantee: a question for a name that is not allowed never leaves this host; an address is open before the sandbox
 sees it; an address that no sandbox may reach is never given out, whatever name points to it. The client is known
 by the socket, which only that sandbox can reach. A sandbox that asks without a pause wakes the daemon so often a second

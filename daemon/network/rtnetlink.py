@@ -1,7 +1,6 @@
 """What a link needs of the kernel's routing socket: a pair of interfaces, addresses, routes and neighbours.
 
-Owns: these messages and their exchange. Does not own: what a link is (:mod:`daemon.network.links`). Everything here
-blocks, and acts in the network namespace of its thread.
+Everything here blocks, and acts in the network namespace of its thread.
 
 pyroute2 has all of it, but its objects take 15 ms of this process's time for one link, and a fork of eight makes eight
 links: by these messages each takes one.

@@ -1,9 +1,7 @@
 """The nftables table of one daemon, as text: everything that does not depend on a single sandbox.
 
-Owns: chains, rules and the declarations of the sets. Does not own: their elements, and the table that all of it is
-added to (:mod:`daemon.network.table`). Pure. What is said of one sandbox is an element of a set or map, found by a hash
-of its address, so a packet costs the same among one sandbox and a thousand; and elements can be changed together in
-one atomic batch.
+Pure. What is said of one sandbox is an element of a set or map, found by a hash of its address, so a packet costs the
+same among one sandbox and a thousand; and elements can be changed together in one atomic batch.
 
 ::
 

@@ -1,12 +1,9 @@
 """This daemon's nftables table in the kernel: made with its rules, changed in atomic batches of elements.
 
-Owns: the table's life, the batch, reading elements and counters. Does not own: what the rules are
-(:mod:`daemon.network.ruleset`), what the elements are (:mod:`daemon.network.elements`).
 Guarantee: the changes of one :meth:`NftTable.apply` come into force together or not at all; the rules of a table that
-is
-replaced come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on the
-table is this process's own while it lives: ``nft flush ruleset`` passes it by, and no other program can change it. It
-stays when the process ends, for the next to take. Everything here blocks.
+is replaced come with their elements in one transaction, so no packet meets the rules without them. From Linux 6.9 on
+the table is this process's own while it lives: ``nft flush ruleset`` passes it by, and no other program can change it.
+It stays when the process ends, for the next to take. Everything here blocks.
 
 The rules are written once, as text, by the ``nft`` program: pyroute2 has no words for verdict maps, stateful
 expressions in sets, masquerading or rejecting. The elements, which change all the time, are netlink messages of our own

@@ -1,8 +1,8 @@
 """Notices when another program removes this daemon's table.
 
-Owns: the kernel's announcements of changes to nftables. Does not own: putting the table back. ``nft flush ruleset``,
-which the firewall services of distributions run at every reload, removes all tables that have no owner, before Linux
-6.9 ours too (:mod:`daemon.network.table`); a sandbox's link without its table would lead to the host.
+``nft flush ruleset``, which the firewall services of distributions run at every reload, removes all tables that have no
+owner, before Linux 6.9 ours too (:mod:`daemon.network.table`); a sandbox's link without its table would lead to the
+host.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Steps of image builds that are kept: a checkpoint under the key of everything that it was made of.
 
-Owns: which there are, finding them, which are given up. Does not own: keys (:mod:`sandbox.sdk.plan`), removal
-(:mod:`daemon.store.gc`). Guarantee: what is found is durable and whole; it outlives the sandbox that it was made in, as
-an imported checkpoint does; what a living sandbox is based on is never given up.
+Guarantee: what is found is durable and whole; it outlives the sandbox that it was made in, as an imported checkpoint
+does; what a living sandbox is based on is never given up.
 
 There is no state but the rows of the catalogue: a step that is kept is a field of its checkpoint.
 """

@@ -1,8 +1,7 @@
 """What builds of images say: kept for who looks, live and afterwards.
 
-Owns: the logs, which builds are remembered. Does not own: builds, which their clients carry out
-(:mod:`sandbox.sdk.build`) and report. Guarantee: a log has no more than its share of the disk, whatever a RUN prints;
-a build whose daemon is replaced continues to be reported to the next one.
+Guarantee: a log has no more than its share of the disk, whatever a RUN prints; a build whose daemon is replaced
+continues to be reported to the next one.
 
 A build is a file ``ID.jsonl``: its `BuildInfo`, then each `BuildReport` on a line. A line that is half written by a
 daemon that died is the last one, and left out.

@@ -1,8 +1,5 @@
 """A checkpoint leaves this host: what its stream is made of.
 
-Owns: reading files and process images of a checkpoint into frames. Does not own: the format of the stream
-(:mod:`sandbox.content.transfer`, which is pure), its way in (:mod:`daemon.store.imports`), HTTP (`daemon.api.store`).
-
 ::
 
     export  = pin ▸ head ▸ file tree ▸ page hashes ▸ content and pages that the other side lacks ▸ end

@@ -1,8 +1,5 @@
 """Which checkpoints are kept, and the removal of those that nothing needs, while the host runs.
 
-Owns: what is needed, the execution of the policy, labels, the collection of pages. Does not own: the policy
-(:mod:`daemon.store.retention`), making checkpoints, garbage without rows (:mod:`daemon.startup`).
-
 ::
 
     checkpoint durable ─▶ changed(sandbox) ─┐

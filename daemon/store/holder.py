@@ -1,7 +1,4 @@
-"""What the store needs of the host whose checkpoints it keeps.
-
-Owns: that list, as a protocol. Does not own: any of it (:class:`daemon.host.host.Host` has it all).
-"""
+"""What the store needs of the host whose checkpoints it keeps."""
 
 from __future__ import annotations
 

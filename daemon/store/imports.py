@@ -1,9 +1,5 @@
 """A checkpoint comes to this host: what is made of its stream.
 
-Owns: a tree of our own, process images and pages made of a stream, and the row that names them. Does not own: the
-format of the stream (:mod:`sandbox.content.transfer`, which is pure), its making (:mod:`daemon.store.exports`),
-publishing the row (:mod:`daemon.store.library`), HTTP (`daemon.api.store`).
-
 ::
 
     import  = read ▸ tree of our own in a new subvolume ▸ hash all ▸ snapshot ▸ pages ▸ dump file ▸ sync ▸ row

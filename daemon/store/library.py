@@ -1,8 +1,6 @@
 """Acts on checkpoints that lie in the store: list, label, remove, verify, export, import, pull.
 
-Owns: the order of each act and its pins. Does not own: keeping (:mod:`daemon.store.gc`), hashing
-(:mod:`daemon.store.verify`), streams (:mod:`daemon.store.exports`, :mod:`daemon.store.imports`). Guarantee: what an act
-reads stays while it reads; an import is visible when it is durable and complete, and not before.
+Guarantee: what an act reads stays while it reads; an import is visible when it is durable and complete, and not before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Content that is here already, for a checkpoint that comes without it.
-
-Owns: finding it by its hash in local snapshots and process images, sharing it. Does not own: what is needed
-(:mod:`daemon.store.imports`, which also compares what it got).
-"""
+"""Content that is here already, for a checkpoint that comes without it."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 Programs know again by its number what they hold open: SQLite writes to a database no more whose path has another one.
 
-Owns: making empty files with chosen numbers. Does not own: what is in them. The file system gives a new file the next
-number of its subvolume, so numbers in between are used up by files that are removed at once; that is done for the
-first `MAX_SPENT` of them, and files beyond get the number that comes.
+The file system gives a new file the next number of its subvolume, so numbers in between are used up by files that are
+removed at once; that is done for the first `MAX_SPENT` of them, and files beyond get the number that comes.
 """
 
 from __future__ import annotations

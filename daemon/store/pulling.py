@@ -1,7 +1,7 @@
 """Images that are pulled from registries, each by a process of its own (:mod:`sandbox.image.pull`).
 
-Owns: how many at once, starting and ending those processes. Guarantee: cancelled, a pull ends at once, with all that it
-started; what it left half made is collected with other half-made images.
+Guarantee: cancelled, a pull ends at once, with all that it started; what it left half made is collected with other
+half-made images.
 """
 
 from __future__ import annotations

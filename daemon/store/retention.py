@@ -1,8 +1,5 @@
 """Which checkpoints may go. Pure: no I/O, no clock.
 
-Owns: the rule. Does not own: removing anything (:mod:`daemon.store.gc`), which content is shared (the catalogue's
-rows).
-
 A checkpoint stays when any of these holds:
 
 - it is needed: a living sandbox is based on it, a fork was made from it, it is being read, taken or packed;

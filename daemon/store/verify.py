@@ -1,9 +1,5 @@
 """Is what lies on the disk still what was stored? Hashes in the background, verification on demand.
 
-Owns: the digests of file snapshots (made after the thaw, at the engine's pace) and the report of what is damaged.
-Does not own: hashing (:mod:`sandbox.tree.hashing`, :mod:`sandbox.content.pages`), the repair, which there is none of:
-what is damaged is named, never shared with a later checkpoint, and refused by restores and forks.
-
 Guarantee: a checkpoint without damage in its report was read from the disk byte by byte: process images, every
 memory page, every file of its snapshot, and all of it hashes to what was recorded.
 """

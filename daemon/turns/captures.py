@@ -1,8 +1,6 @@
 """The checkpoints of one sandbox on their way: begun, captured, stored, failed.
 
-Owns: the one in flight, what moves it on, and why the last one failed. Does not own: when a turn ends and what it did
-(:mod:`daemon.turns.turns`), how a checkpoint is taken (:mod:`daemon.checkpoints.capture`), when
-(:mod:`daemon.checkpoints.queue`). Guarantee: what waits for a checkpoint hears of its end, whatever that is.
+Guarantee: what waits for a checkpoint hears of its end, whatever that is.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The owner's own programs in a sandbox: agents that live in it and are no part of its checkpoints.
 
-Owns: which processes these are, and telling the inspector and the container. Does not own: what follows for a verdict
-(ebpf/, :mod:`daemon.verdict.judge`) or for a checkpoint (:mod:`daemon.checkpoints.capture`, :mod:`sandbox.criu.prune`).
-
 A program is the owner's because a caller of the API started it so; nothing that runs in a sandbox can ask for it. Kept
 apart are the program with all its threads and its attendant, whose log is its own; not the processes that it starts.
 

@@ -1,7 +1,5 @@
 """Ports of a sandbox, reached from the host.
 
-Owns: connecting to a listener inside a sandbox's network namespace, the list of listeners, carrying bytes both ways.
-Does not own: what a sandbox may reach (`daemon.network`), the caller's connection (:mod:`daemon.api.ports`).
 Guarantee: a connection goes to that sandbox's loopback and nowhere else; each direction is read only as fast as the
 other side takes it, and its end is passed on.
 """

@@ -1,9 +1,5 @@
 """The long-lived programs of one sandbox: background processes, shells of sessions, terminals.
 
-Owns: which there are (rows that are part of the sandbox's state), one connection to each attendant, waiting, logs,
-input, signals, their end. Does not own: the attendant (:mod:`sandbox.container.supervisor`), commands of a session
-(:mod:`daemon.turns.sessions`), turns.
-
 Guarantee: a program's id names the program of the sandbox's present state. After a restore it is the one that the
 checkpoint holds, with the log it had then; a new daemon finds it by its row. What holds the program lives in the
 sandbox, so neither the daemon's death nor a dump loses a byte of it.

@@ -1,8 +1,5 @@
 """Shells that keep their state from command to command.
 
-Owns: opening a shell, one command at a time in it, its deadline, the answer that is returned again when its key comes
-again. Does not own: the shell's attendant (:mod:`sandbox.container.supervisor`), turns.
-
 How a command runs: the shell is interactive, but has no terminal. It reads from its attendant
 
     { eval 'THE COMMAND'; } </dev/null >&OUTPUT 2>&ERRORS        (descriptors that the command does not inherit)

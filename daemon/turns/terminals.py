@@ -1,8 +1,5 @@
 """A client at a terminal of a sandbox: bytes both ways, until they leave or the program ends.
 
-Owns: the seat of one visitor. Does not own: the terminal and its program, which stay when the visitor leaves
-(:mod:`daemon.turns.programs`), the connection to the visitor (:mod:`daemon.api.processes`).
-
 Guarantee: output is neither skipped nor repeated while the visitor sits (the program waits for a slow one); input
 waits at the gate like any act (I2); the seat outlasts a restore of the sandbox, at the terminal of the restored state.
 """

@@ -1,9 +1,5 @@
 """The turn loop of one sandbox: command, effects, verdict, checkpoint.
 
-Owns: the order of everything that happens in one sandbox, and the rule that nothing acts on a sandbox whose last turn
-is not captured yet. Does not own: its checkpoints in flight (:mod:`daemon.turns.captures`), how one is taken
-(:mod:`daemon.checkpoints.capture`), or the life of the sandbox (`daemon.host.host`).
-
 ::
 
     exec ─▶ enter ─▶ command ─▶ effects ─▶ judge ─▶ answer (verdict, checkpoint id)

@@ -1,8 +1,5 @@
 """Watches that clients have open: their slots, and the events between a watch and its reader.
 
-Owns: how many there may be, of which no tenant takes all; reading a watch, in threads of its own. Does not own: the
-watch (:mod:`sandbox.tree.watch`), the connection to the reader (:mod:`daemon.api.files`).
-
 Guarantee: events are reported in their order; to a reader that is slower than they come an ``overflow`` says that some
 are missing; a large tree that has to be looked through holds up no other work of the daemon than watches.
 """

@@ -1,9 +1,5 @@
 """From what the kernel saw to the verdict on a turn: effects ▸ ignore rules ▸ judge ▸ what rules ignore.
 
-Owns: the order of these, and that nothing is ruled out that could not be looked at. Does not own: the rules
-(:mod:`daemon.verdict.ignore`), the judgement (:mod:`daemon.verdict.judge`), the comparison
-(:mod:`daemon.verdict.compare`).
-
 ::
 
     look    effects, without the processes that are ignored, judged. Quick: no system call where there are no rules

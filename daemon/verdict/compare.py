@@ -1,8 +1,5 @@
 """Did anything change in the files but what rules ignore? The tree now, against the snapshot that holds the last state.
 
-Owns: the comparison of two overlay uppers over one lower, bounded. Does not own: when it is made
-(:mod:`daemon.verdict.assess`), or what else a turn did.
-
 A file is the same where the snapshot has the very inode with the same times: every change moves its change time, which
 no program can set. One that changed shortly before the snapshot may have changed again in the same tick of the clock:
 its attributes and bytes are compared. A directory's times move with each ignored name that is made in it. So of

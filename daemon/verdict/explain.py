@@ -1,8 +1,7 @@
 """Why a file changed: the explanations of turns, by path.
 
-Owns: which explanation belongs to which path, a pure matter. Does not own: the differences (sandbox/tree/diff.py) or
-where explanations come from (ebpf/). No verdict depends on it: a turn explains its first changes only, and programs
-have a hand in what they are called and which path they name.
+No verdict depends on it: a turn explains its first changes only, and programs have a hand in what they are called and
+which path they name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Ignore rules: which paths and processes of a sandbox make no checkpoint by themselves.
 
-Owns: what a rule means, a pure matter. Does not own: finding what else changed (:mod:`daemon.verdict.compare`), or the
-verdict (:mod:`daemon.verdict.judge`).
-
 Scope: a rule ignores *being changed* (a path) and *having lived on* (a process). What an ignored process does to
 files, IPC objects, pipes, sockets or other processes counts; so does an ignored process that ended, since it is
 impossible to find out who it was. Whatever cannot be identified for certain is not ignored.

@@ -1,7 +1,5 @@
 """Effects of a sandbox since its last checkpoint -> what the next checkpoint must capture.
 
-Owns: the judgement, a pure function: no I/O, no clock. Does not own: seeing effects (ebpf/), capturing (engine).
-
 =======================================================  ===========  ==========================================
 seen since the last checkpoint                           verdict      why
 =======================================================  ===========  ==========================================

@@ -1,7 +1,4 @@
-"""``pagurus cluster``: hosts that work as one.
-
-Owns: names, arguments, what is printed. Does not own: behaviour (:mod:`coordinator`).
-"""
+"""``pagurus cluster``: hosts that work as one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``pagurus credential``: headers that requests of sandboxes get on their way out.
-
-Owns: names, arguments, what is printed. Does not own: what becomes of them (:mod:`daemon.credentials`).
-"""
+"""``pagurus credential``: headers that requests of sandboxes get on their way out."""
 
 from __future__ import annotations
 

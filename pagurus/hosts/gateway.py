@@ -1,7 +1,4 @@
-"""``pagurus gateway``: models behind the gateway, and what agents said to them.
-
-Owns: names, arguments, what is printed. Does not own: the gateway (:mod:`daemon.gateway`).
-"""
+"""``pagurus gateway``: models behind the gateway, and what agents said to them."""
 
 from __future__ import annotations
 

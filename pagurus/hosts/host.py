@@ -1,7 +1,4 @@
-"""``pagurus doctor``, ``daemon`` and ``bench``: the host itself.
-
-Owns: names, arguments, what is printed. Does not own: behaviour.
-"""
+"""``pagurus doctor``, ``daemon`` and ``bench``: the host itself."""
 
 from __future__ import annotations
 

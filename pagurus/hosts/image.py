@@ -1,7 +1,7 @@
 """``pagurus image``: list, bring in, build, commit, remove.
 
-Owns: arguments and what is printed. ``import``, ``docker`` and ``debootstrap`` write to the image store itself, so they
-need root and no daemon; the others speak to the daemon, which knows what is in use.
+``import``, ``docker`` and ``debootstrap`` write to the image store itself, so they need root and no daemon; the others
+speak to the daemon, which knows what is in use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``pagurus token``: the tokens that callers over TCP show.
-
-Owns: names, arguments, what is printed. Does not own: what a token may do (:mod:`daemon.auth.access`).
-"""
+"""``pagurus token``: the tokens that callers over TCP show."""
 
 from __future__ import annotations
 

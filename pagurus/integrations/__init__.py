@@ -1,5 +1,4 @@
 """Plug-ins for tools that other people already have: each module is one tool's, and is loaded by that tool.
 
-Owns: how each tool's own interface maps onto the SDK. Does not own: any behaviour of sandboxes. No module here is
-imported by another room, and each imports its tool, so it loads only where that is installed.
+No module here is imported by another room, and each imports its tool, so it loads only where that is installed.
 """

@@ -1,7 +1,6 @@
 """Runs inside a sandbox: contexts in which code is run piece by piece, over HTTP, as E2B's code interpreter has them.
 
-Owns: contexts (a Python process each, with its variables), the lines that an execution gives out. Does not own: the
-sandbox; it knows nothing of us and needs the standard library alone. ``python3 code_server.py [--port 49999]``.
+``python3 code_server.py [--port 49999]``.
 
 ::
 

@@ -1,10 +1,8 @@
 """What all plug-ins share: the way to the daemon, a sandbox by image or checkpoint, commands as tools run them.
 
-Owns: environment variables, labels, the run of this process, the word by which a failure of the platform is known. Does
-not own: any tool. Guarantee: a sandbox ends with the process that made it, however that ends, unless it was requested
-to stay: a thread renews the run, so a loop that blocks loses nothing. A failure of the platform is never given out
-as the result of a command. Its text begins with ``pagurus/CODE:``, where CODE is from the closed table of
-:mod:`sandbox.errors`.
+Guarantee: a sandbox ends with the process that made it, however that ends, unless it was requested to stay: a thread
+renews the run, so a loop that blocks loses nothing. A failure of the platform is never given out as the result of a
+command. Its text begins with ``pagurus/CODE:``, where CODE is from the closed table of :mod:`sandbox.errors`.
 """
 
 from __future__ import annotations

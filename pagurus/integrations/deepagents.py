@@ -1,7 +1,6 @@
 """deepagents' backend: ``create_deep_agent(..., backend=PagurusBackend())``.
 
-Owns: deepagents' `BaseSandbox` on a sandbox: its tools ls, read, write, edit, grep, glob and execute run there. Does
-not own: agents. A backend may be made of a sandbox that exists, of a checkpoint, or of an image.
+A backend may be made of a sandbox that exists, of a checkpoint, or of an image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Harbor's environment: ``harbor run --env pagurus.integrations.harbor:PagurusEnvironment``.
 
-Owns: Harbor's `BaseEnvironment` on a sandbox. Does not own: tasks, agents, verifiers, which are Harbor's.
-
 ::
 
     environment/Dockerfile ─▶ image, named by its content ─▶ the first trial's sandbox ─▶ checkpoint "prepared"

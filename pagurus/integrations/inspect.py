@@ -1,7 +1,5 @@
 """Inspect's sandbox provider: ``sandbox="pagurus"``, found by its entry point.
 
-Owns: Inspect's `SandboxEnvironment` on a sandbox. Does not own: tasks, solvers, scorers.
-
 What a sandbox is made from, by the second part of ``sandbox=("pagurus", ...)``: nothing (the image ``debian``), the
 name of an image, a Dockerfile, a compose file (each service a sandbox of its own; they do not reach each other), or
 :class:`PagurusConfig`.

@@ -1,7 +1,6 @@
 """``pagurus mcp``: sandboxes as tools of a model, by the Model Context Protocol.
 
-Owns: ten tools, and which sandbox a call without a name is for. Does not own: the protocol (the package `mcp`), any
-behaviour of sandboxes. Checkpoints, restores and forks are tools, so the agent undoes and branches by itself.
+Checkpoints, restores and forks are tools, so the agent undoes and branches by itself.
 
 Guarantee: sandboxes that this server made end with it, unless configured otherwise. What a command does is a result; a
 failure of the platform is a tool error that begins with ``pagurus/CODE:``.

@@ -1,7 +1,7 @@
 """mini-swe-agent's environment: ``environment_class: pagurus.integrations.mini_swe_agent.PagurusEnvironment``.
 
-Owns: mini's `Environment` on a sandbox. Does not own: its agents and models. Each command is a turn, so the sandbox of
-a run has a tree to go back in: `sandbox` and `checkpoint` of the last command stand in the trajectory.
+Each command is a turn, so the sandbox of a run has a tree to go back in: `sandbox` and `checkpoint` of the last command
+stand in the trajectory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """NeMo Gym's sandbox provider ``pagurus``, found by its entry point.
 
-Owns: NeMo's `SandboxProvider` on sandboxes. Does not own: resource servers, agents. ``provider_options={"checkpoint":
-ID}`` of a spec starts from a checkpoint; the id of a sandbox is the daemon's own.
+``provider_options={"checkpoint": ID}`` of a spec starts from a checkpoint; the id of a sandbox is the daemon's own.
 """
 
 from __future__ import annotations

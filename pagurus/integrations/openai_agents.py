@@ -1,8 +1,7 @@
 """The OpenAI Agents SDK's sandbox client: ``SandboxRunConfig(client=PagurusSandboxClient(), options=...)``.
 
-Owns: the SDK's `BaseSandboxClient` and `BaseSandboxSession` on a sandbox. Does not own: agents, manifests. A session
-that is shut down keeps its sandbox with a checkpoint; `resume` brings back its processes as well as its files, and a
-session whose sandbox is gone is filled from the SDK's snapshot, as everywhere.
+A session that is shut down keeps its sandbox with a checkpoint; `resume` brings back its processes as well as its
+files, and a session whose sandbox is gone is filled from the SDK's snapshot, as everywhere.
 """
 
 from __future__ import annotations

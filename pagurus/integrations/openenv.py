@@ -1,8 +1,6 @@
 """OpenEnv's container provider: ``EnvClient.from_docker_image(image, provider=PagurusContainerProvider())``.
 
-Owns: OpenEnv's `ContainerProvider` on a sandbox: it runs the image's own command there and forwards its port. Does not
-own: environments, which are images with a server in them. ``PagurusContainerProvider(checkpoint=ID)`` restores a
-container that has started already instead of starting one.
+``PagurusContainerProvider(checkpoint=ID)`` restores a container that has started already instead of starting one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""OpenHands' workspace: ``PagurusWorkspace(working_dir="/workspace")``, for its SDK.
-
-Owns: OpenHands' `BaseWorkspace` on a sandbox. Does not own: agents, and tools that OpenHands runs next to them: those
-that work on a workspace by its commands and files do so here.
-"""
+"""OpenHands' workspace: ``PagurusWorkspace(working_dir="/workspace")``, for its SDK."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """``POST /run_code`` as SandboxFusion answers it, for verl, SkyRL and others: each call in a fork of a warm sandbox.
 
-Owns: SandboxFusion's request and answer; which programs a language means. Does not own: sandboxes. Guarantee: each call
-has a sandbox of its own, which is removed before it is answered; at most `AT_ONCE` run at a time, and what comes beyond
-`MAX_WAITING` is said to come again (429), so that nothing is dropped.
+Guarantee: each call has a sandbox of its own, which is removed before it is answered; at most `AT_ONCE` run at a time,
+and what comes beyond `MAX_WAITING` is said to come again (429), so that nothing is dropped.
 
 A failure of the platform is ``status: SandboxError``, a failure of the code ``Failed``: a reward can separate them
 apart.

@@ -1,8 +1,7 @@
 """smolagents' executor: ``CodeAgent(..., executor=PagurusExecutor())``.
 
-Owns: smolagents' `RemotePythonExecutor` on a sandbox: each step runs in one Python process there, which keeps its
-variables. Does not own: agents, tools. Each step ends a turn, so its variables are part of a checkpoint: a step that
-runs out of time is undone, and `checkpoint` names the state behind the last one.
+Each step ends a turn, so its variables are part of a checkpoint: a step that runs out of time is undone, and
+`checkpoint` names the state behind the last one.
 """
 
 from __future__ import annotations

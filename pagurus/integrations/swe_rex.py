@@ -1,7 +1,6 @@
 """SWE-ReX's deployment: ``PagurusDeployment(image="debian")``, for SWE-agent and whatever else speaks its runtime.
 
-Owns: SWE-ReX's `AbstractDeployment` and `AbstractRuntime` on a sandbox; its sessions are sessions of the sandbox. No
-server of SWE-ReX runs inside, so images need no Python. Does not own: agents.
+No server of SWE-ReX runs inside, so images need no Python.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """tinker-cookbook's sandbox: its Harbor recipe takes :func:`sandbox_factory`.
 
-Owns: tinker-cookbook's `SandboxInterface` on a sandbox. Does not own: environments, rewards. The factory builds the
-task's Dockerfile once, by content. A sandbox ends with this process when it is not cleaned up.
+The factory builds the task's Dockerfile once, by content. A sandbox ends with this process when it is not cleaned up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What `pagurus view RUN` answers below ``/v1/run``.
 
-Owns: the structs of a run as the page shows it. Does not own: what is in a run's files (:mod:`rollout.messages`).
 Fields are append-only with defaults.
 """
 

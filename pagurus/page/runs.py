@@ -1,8 +1,4 @@
-"""A run directory for the page: ``pagurus view RUN``.
-
-Owns: the routes below ``/v1/run``, which only `pagurus view` serves. Does not own: the run's files, which are only
-read; what they say (:mod:`pagurus.page.messages`); going on from a state, which is a call of a daemon.
-"""
+"""A run directory for the page: ``pagurus view RUN``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The types of the API for the page: ``python -m pagurus.page.schema FILE`` writes them as TypeScript.
 
-Owns: the translation of the structs in the API's description. Does not own: the description
-(:mod:`daemon.api.openapi`). A field that a struct leaves out when it has its default is optional here.
+A field that a struct leaves out when it has its default is optional here.
 """
 
 from __future__ import annotations

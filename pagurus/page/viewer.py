@@ -1,6 +1,5 @@
 """The page at a port of loopback, before a daemon that this user reaches: ``pagurus view``.
 
-Owns: the listener, its login, passing requests on. Does not own: the page's files (:mod:`sandbox.page`), any route.
 Guarantee: no request gets through without the code that was printed, which is good once, nor by another name than this
 machine's own: a site that has its name point here is refused. What names a port of a sandbox, below ``localhost``, gets
 through to that port or nowhere: the daemon lets in who comes by its own ticket.

@@ -1,7 +1,6 @@
 """``pagurus checkpoint``: capture a sandbox, and everything about checkpoints that lie in the store.
 
-Owns: names, arguments, what is printed. Does not own: behaviour. ``pagurus checkpoint SANDBOX [LABEL]`` captures, as
-``pagurus checkpoint take`` does; every other verb has its name.
+``pagurus checkpoint SANDBOX [LABEL]`` captures, as ``pagurus checkpoint take`` does; every other verb has its name.
 """
 
 from __future__ import annotations

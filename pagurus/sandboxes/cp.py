@@ -1,7 +1,4 @@
-"""``pagurus cp``: files and trees between this machine and a sandbox, with the meaning that cp, scp and docker cp have.
-
-Owns: what SOURCE and TARGET mean together (`placed`). Does not own: carrying (:mod:`sandbox.sdk.files`).
-"""
+"""``pagurus cp``: files and trees between this machine and a sandbox, with the meaning of cp, scp and docker cp."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How ``pagurus tree`` draws checkpoints. Pure.
 
-Owns: the picture. A line of descent stands below one another; only where two or more descend from the same checkpoint
-do their lines move to the right. Does not own: where checkpoints come from.
+A line of descent stands below one another; only where two or more descend from the same checkpoint do their lines move
+to the right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """``pagurus exec``: a command in a sandbox, as if it ran here. ``pagurus run`` uses the same.
 
-Owns: its input, its outputs as they come, signals that end it, exit codes. Does not own: the command (the daemon).
 Guarantee: outputs are passed on byte by byte, each to its own stream, at the pace of the reader; Ctrl-C, SIGTERM and a
 reader that goes away end the command in the sandbox, not only this program.
 """

@@ -1,7 +1,4 @@
-"""``pagurus ls``, ``rm`` and ``extend``: which sandboxes there are, and until when.
-
-Owns: names, arguments, what is printed. Does not own: behaviour.
-"""
+"""``pagurus ls``, ``rm`` and ``extend``: which sandboxes there are, and until when."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``pagurus net``: what a sandbox may reach, what it did, what it was refused; and changing it.
-
-Owns: names, arguments, what is printed. Does not own: behaviour.
-"""
+"""``pagurus net``: what a sandbox may reach, what it did, what it was refused; and changing it."""
 
 from __future__ import annotations
 

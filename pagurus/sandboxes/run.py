@@ -1,8 +1,4 @@
-"""``pagurus run``: a new sandbox, and a command in it.
-
-Owns: what the options of a new sandbox mean. Does not own: carrying the command out (:mod:`pagurus.sandboxes.exec`),
-the sandbox (the daemon).
-"""
+"""``pagurus run``: a new sandbox, and a command in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``pagurus shell`` and ``pagurus port-forward``.
-
-Owns: names, arguments. Does not own: what they do (:mod:`pagurus.sandboxes.terminal`).
-"""
+"""``pagurus shell`` and ``pagurus port-forward``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``pagurus restore``, ``fork``, ``tree`` and ``diff``: the states of a sandbox, and going between them.
-
-Owns: names, arguments, what is printed. Does not own: behaviour.
-"""
+"""``pagurus restore``, ``fork``, ``tree`` and ``diff``: the states of a sandbox, and going between them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """``pagurus shell`` and ``pagurus port-forward``: this terminal, or a port of this machine, in a sandbox.
 
-Owns: the caller's terminal: raw mode, its size, what is typed; and that it is as before at any end. Does not own:
-the terminal in the sandbox (the daemon). Guarantee: the caller's terminal is restored however this ends, short of
-SIGKILL.
+Guarantee: the caller's terminal is restored however this ends, short of SIGKILL.
 """
 
 from __future__ import annotations

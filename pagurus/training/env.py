@@ -1,7 +1,4 @@
-"""``pagurus env``: is an environment fit to be learned from?
-
-Owns: names, arguments, what is printed. Does not own: what is tried (:mod:`rollout.env_check`).
-"""
+"""``pagurus env``: is an environment fit to be learned from?"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""``pagurus submit``, ``jobs``, ``logs`` and ``cancel``: training runs that wait for room in the cluster.
-
-Owns: names, arguments, what is printed, the run directory of a new job. Does not own: behaviour
-(:mod:`coordinator.jobs`).
-"""
+"""``pagurus submit``, ``jobs``, ``logs`` and ``cancel``: training runs that wait for room in the cluster."""
 
 from __future__ import annotations
 

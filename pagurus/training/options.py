@@ -1,8 +1,4 @@
-"""Options of a command that are settings of a tree: made from its structs, so that none is written here.
-
-Owns: which settings are options (those that are in no table), how they are spelt. Does not own: settings, their bounds
-and descriptions (trainer).
-"""
+"""Options of a command that are settings of a tree: made from its structs, so that none is written here."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """``pagurus play`` and ``pagurus eval``: any environment against any model that speaks OpenAI's protocol, or against a
 model directory, such as a version of a run; no training.
-
-Owns: names, arguments, what is printed. Does not own: playing and scoring (:mod:`rollout.evaluate`), the model
-(:mod:`rollout.engine.chat`; of a directory :mod:`rollout.played`).
 """
 
 from __future__ import annotations

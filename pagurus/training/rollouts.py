@@ -1,8 +1,4 @@
-"""``pagurus rollouts``: what the rollouts of a run do, did, and why they wait; back to a turn of one of them.
-
-Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.store`), visits to states
-(:mod:`rollout.timetravel`), which alone ask a daemon.
-"""
+"""``pagurus rollouts``: what the rollouts of a run do, did, and why they wait; back to a turn of one of them."""
 
 from __future__ import annotations
 

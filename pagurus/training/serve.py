@@ -1,7 +1,4 @@
-"""``pagurus serve``: a model directory, or a run's newest version, behind OpenAI's and Anthropic's routes.
-
-Owns: arguments, what is printed. Does not own: serving (:mod:`rollout.pool.serve`).
-"""
+"""``pagurus serve``: a model directory, or a run's newest version, behind OpenAI's and Anthropic's routes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """``pagurus simulate``: schedulers on a virtual clock.
 
-Owns: names, arguments, what is printed. Does not own: the scenarios and their reports (:mod:`coordinator.simulate`). No
-daemon is used.
+No daemon is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``pagurus sft`` and ``pagurus dpo``: learn from conversations, or from pairs of answers.
-
-Owns: arguments. Does not own: the run (trainer.supervised).
-"""
+"""``pagurus sft`` and ``pagurus dpo``: learn from conversations, or from pairs of answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``pagurus sweep``: a grid of runs and its table.
-
-Owns: arguments, what is printed. Does not own: the grid and its runs (trainer.sweep).
-"""
+"""``pagurus sweep``: a grid of runs and its table."""
 
 from __future__ import annotations
 

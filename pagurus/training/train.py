@@ -1,7 +1,4 @@
-"""``pagurus train``, ``export``, ``roles`` and ``attach``: a training run and its processes.
-
-Owns: names, arguments, what is printed. Does not own: behaviour.
-"""
+"""``pagurus train``, ``export``, ``roles`` and ``attach``: a training run and its processes."""
 
 from __future__ import annotations
 

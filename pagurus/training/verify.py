@@ -1,7 +1,4 @@
-"""``pagurus verify-model``: can a model be trained, and how?
-
-Owns: arguments, what is printed. Does not own: the comparison (trainer.models.verify).
-"""
+"""``pagurus verify-model``: can a model be trained, and how?"""
 
 from __future__ import annotations
 

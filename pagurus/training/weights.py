@@ -1,6 +1,6 @@
 """``pagurus weights``: the published versions of a run's policy.
 
-Owns: names, arguments, what is printed. Does not own: what is on disk (:mod:`rollout.weights`). No daemon is used.
+No daemon is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How far this rollout may run ahead of its trainer, where that is chosen while it runs.
 
-Owns: what is measured of a step, from handing out its batch to what the trainer says of it. Does not own: the choice
-(rollout.decide.bound). Kept in memory: a rollout that is started again measures again.
+Kept in memory: a rollout that is started again measures again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """One attempt at a trajectory, from its start to the books that its end changes.
 
-Owns: the order of playing, scoring and booking; what a member of a group is after an attempt. Does not own: which
-attempts are made (rollout.decide, rollout.controller), playing itself (rollout.episode.manager).
 Guarantee: a scored trajectory is in the store before its member counts as ended; a failure is booked with its blame
 (I10); an attempt that is cut off by its decision leaves nothing behind.
 """

@@ -1,7 +1,4 @@
-"""The trainer's question for a batch: one at a time, answered once or refused.
-
-Owns: the question. Does not own: when it is answered (rollout.decide.policy), with what (rollout.controller).
-"""
+"""The trainer's question for a batch: one at a time, answered once or refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rollout's memory of what is on its way: groups, their trajectories, counts. Plain state, no decisions.
-
-Owns: these objects and the views of them that decisions get. Does not own: changing them (rollout.controller).
-"""
+"""The rollout's memory of what is on its way: groups, their trajectories, counts. Plain state, no decisions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which parts of the platform refuse, as the trajectories report it.
-
-Owns: what is known of each part since it last worked. Does not own: pauses and trials (rollout.decide.breaker).
-"""
+"""Which parts of the platform refuse, as the trajectories report it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Groups as trees, and states that outlive their episodes: what the controller needs of both.
-
-Owns: which trajectory a branch begins in, what is known of ended members. Does not own: where branches begin
-(rollout.decide.branching), how long states stay (rollout.decide.keeping), forks (rollout.episode.manager).
-"""
+"""Groups as trees, and states that outlive their episodes: what the controller needs of both."""
 
 from __future__ import annotations
 

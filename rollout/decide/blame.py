@@ -1,6 +1,5 @@
 """Whose doing a failure was, and what follows from it. Pure.
 
-Owns: the closed table below. Does not own: noticing failures (rollout.episode), counting them (rollout.store).
 Guarantee: every pair of phase and cause has one answer; nothing is decided by the words of a message.
 
 ================  ===========================================================  =====================================

@@ -1,10 +1,7 @@
 """How far rollouts may run ahead of the trainer, chosen during the run (`staleness = "auto"`). Pure.
 
-Owns: the bound that admission keeps. Does not own: what is over-stale (rollout.decide.staleness): tokens older than the
-largest bound bear no gradient, whatever is chosen here, so that lowering the bound throws nothing away.
 Guarantee: the bound is between 0 and `limit`; what was measured decides, and a bound that was tried in vain is not
-tried
-again for twice as many steps each time, unless the run has become another.
+tried again for twice as many steps each time, unless the run has become another.
 
 A larger bound hides rollouts behind the training and the other way round; but what is learned from is older, and weighs
 less. What counts is both: the worth of a bound is ``effective sample size / seconds of a step``. A neighbour is tried

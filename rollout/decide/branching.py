@@ -1,6 +1,5 @@
 """Which members of a group begin as branches of others, and where. Pure.
 
-Owns: the choice. Does not own: forks (rollout.episode.manager), advantages (tree).
 The first `roots` members begin at the beginning; each of the others belongs to the tree of one of them, and begins in a
 state that a member of this tree was in:
 

@@ -1,7 +1,5 @@
 """What a trajectory did to the operating system that a person should know, and what follows from it. Pure.
 
-Owns: the rules, evidence by them, mask or penalty. Does not own: seeing effects (ebpf, daemon), the list of changed
-files (from the daemon at the episode's end), the report (pagurus).
 Guarantee: evidence by the final comparison of trees is exact: it is what differs from the state that the reset left,
 whatever the agent's programs were called or claimed. Names that the inspector's explanations gave are hints: programs
 have a hand in them, and of each turn only some are kept; a turn of which not all was seen is named so.

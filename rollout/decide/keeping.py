@@ -1,6 +1,5 @@
 """Which finished trajectories keep their sandboxes' checkpoints, to be visited later. Pure.
 
-Owns: the rule. Does not own: removing anything (rollout.episode.retained).
 Guarantee: the newest stay; what goes is what is over the number or the disk that the plan allows, oldest first. What a
 group still needs to branch from never goes.
 """

@@ -1,6 +1,5 @@
 """How much of an observation a model reads. Pure.
 
-Owns: the cut. Does not own: counting tokens, what follows when even the cut text does not fit (rollout.episode.turns).
 Guarantee: what is left counts at most `limit` tokens, keeps beginning and end, and says how much is missing.
 """
 

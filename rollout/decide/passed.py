@@ -1,7 +1,4 @@
-"""How often a policy passes: pass@k with an interval. Pure.
-
-Owns: the estimate. Does not own: what passing is (:mod:`rollout.evaluate`).
-"""
+"""How often a policy passes: pass@k with an interval. Pure."""
 
 from __future__ import annotations
 

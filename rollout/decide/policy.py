@@ -1,6 +1,5 @@
 """`RolloutPolicy`: everything that the rollout chooses, as one function of a view. Pure.
 
-Owns: the order of the choices. Does not own: each of them (the modules of their names), executing them.
 Guarantee: the same view and time give the same actions, in this process and in a replay. Actions of one stage are given
 alone: the next view shows what they led to.
 

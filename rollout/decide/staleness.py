@@ -1,6 +1,5 @@
 """What happens to a trajectory that the trainer overtakes. Pure.
 
-Owns: the three ways below. Does not own: admission, which makes them rare.
 Guarantee: no token that bears gradient is older than the bound; under `wait` and `mask` every prompt is trained however
 slow it is, under `drop` it is trained or given up after a bounded number of starts.
 

@@ -1,7 +1,5 @@
 """Tail batching: prompts with long answers are put off, and played together in rounds of their own. Pure.
 
-Owns: the size of a round, what is put off, which round comes next. Does not own: groups that end early
-(rollout.decide.redundancy).
 Guarantee: each prompt is in exactly one batch; a prompt is put off at most once, for its second round waits for all.
 
 A round ends when its slowest trajectory does, while most engines idle. So a short round starts more than a batch needs,

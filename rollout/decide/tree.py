@@ -1,6 +1,5 @@
 """A group of trajectories as trees: which share turns, what each state was worth, what each segment has earned. Pure.
 
-Owns: the formulas. Does not own: where branches begin (branching), the loss (trainer).
 Guarantee: without a branch the advantage of a trajectory is its reward less the mean of the others of its group; each
 turn that several trajectories share is named once, with their number; where the choice of states looks at nothing that
 came after them, the sum over turns of number, advantage and gradient of log-probability has the direction of the

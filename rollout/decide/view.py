@@ -1,8 +1,4 @@
-"""What the rollout's decisions see, and what they may answer. Both are logged; a log can be replayed.
-
-Owns: these values; fields are append-only with defaults. Does not own: deciding (rollout.decide.policy), executing
-(rollout.controller).
-"""
+"""What the rollout's decisions see, and what they may answer. Both are logged; a log can be replayed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Which bytes bring a reader to a version, and which versions a store must keep.
 
-Owns: the two choices. Does not own: fetching, removing. Pure.
+Pure.
 """
 
 from __future__ import annotations

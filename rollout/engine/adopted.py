@@ -1,7 +1,5 @@
 """A process that another process started: known by its pid and the time of its start, watched by its pidfd.
 
-Owns: `RoleRecord`, what is written down of a process, and `AdoptedProcess`, which looks like a child. Does not own:
-what it serves.
 Guarantee: a pid that was given to another process since is never taken for the one that was written down.
 """
 

@@ -1,7 +1,7 @@
 """What the request at hand is for, passed by the caller to the router, past the engines between them.
 
-Owns: the name of an environment in the context of a task. A context variable: each trajectory is played in a task of
-its own, and what lies between (a pace, a supervisor) need not know of it.
+A context variable: each trajectory is played in a task of its own, and what lies between (a pace, a supervisor) need
+not know of it.
 """
 
 from __future__ import annotations

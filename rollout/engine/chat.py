@@ -1,8 +1,7 @@
 """A model behind OpenAI's chat route as an engine of text: what plays an environment without being trained.
 
-Owns: the request, the roles of a conversation, what of an answer is the action. Does not own: the loop of an episode
-(:mod:`rollout.episode.turns`), which speaks token ids. Here an id is a character: those that the model wrote lie in a
-range of their own, so that a conversation can be recovered from its ids. Nothing of it may be learned from.
+Here an id is a character: those that the model wrote lie in a range of their own, so that a conversation can be
+recovered from its ids. Nothing of it may be learned from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """`EngineClient`: one client for every engine that speaks vLLM's token protocol, embedded or vLLM.
 
-Owns: requests, their errors, the order of a weight publication. Does not own: processes (supervisor), routing.
 Guarantee: `reload` and `apply` return only when the engine serves exactly that version (I9); when they raise, the
 engine is left paused or refusing, never serving half of an update.
 """

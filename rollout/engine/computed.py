@@ -1,7 +1,4 @@
-"""What an engine must hold of a model directory, whether it computes in float32 or as the directory has it.
-
-Owns: the hashes, read from the file without torch. Does not own: the comparison (client).
-"""
+"""What an engine must hold of a model directory, whether it computes in float32 or as the directory has it."""
 
 from __future__ import annotations
 

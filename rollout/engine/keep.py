@@ -4,7 +4,6 @@
 
     python keep.py --lock FILE --idle 900 -- SERVER ...
 
-Owns: the server's process group, the decision to end it. Does not own: starting it again, asking it anything.
 Guarantee: the server ends when no process has held a shared lock on FILE for `idle` seconds, when this process gets a
 signal to end, and when it is killed; what the server leaves of its own group ends with it. Only the standard library:
 it is run as a file, next to an environment that is not ours.

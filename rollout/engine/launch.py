@@ -1,6 +1,5 @@
 """How to start each kind of engine server: its command line and environment.
 
-Owns: the flags. Does not own: processes (supervisor), the protocol (client).
 Guarantee: a launched engine listens on the loopback only, unless it was made `reachable`; it serves the token protocol
 and the RL routes, and returns log-probabilities of the distribution that it samples from.
 """

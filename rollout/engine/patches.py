@@ -1,7 +1,4 @@
-"""Changes of weights in the file that vLLM's workers read: `rollout/engine/inside/pagurus_vllm.py` is the other side.
-
-Owns: the file. Does not own: pulling, when it is applied.
-"""
+"""Changes of weights in the file that vLLM's workers read (`rollout/engine/inside/pagurus_vllm.py`)."""
 
 from __future__ import annotations
 

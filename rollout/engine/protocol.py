@@ -1,8 +1,8 @@
 """Every struct that crosses to or from an engine server, headed "A -> B"; equal to vLLM 0.32's JSON.
 
-Owns: the wire. Does not own: behaviour. Field names and shapes are vLLM's (``/inference/v1/generate`` and its RL
-routes); fields that we do not use are absent, and a server that sends more is fine. An engine that receives a
-sampling parameter which it does not implement must refuse it: silence would change the sampled distribution.
+Field names and shapes are vLLM's (``/inference/v1/generate`` and its RL routes); fields that we do not use are absent,
+and a server that sends more is fine. An engine that receives a sampling parameter which it does not implement must
+refuse it: silence would change the sampled distribution.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """An engine that knows beforehand what it says: the oracle, or who gives up at once.
 
-Owns: these answers. Does not own: which actions are right (`Environment.oracle`). Nothing of it may be learned from.
+Nothing of it may be learned from.
 """
 
 from __future__ import annotations

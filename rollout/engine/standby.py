@@ -1,6 +1,5 @@
 """A server that has loaded its code and waits to get its arguments: what a restart costs without it is the loading.
 
-Owns: the process until it is taken. Does not own: when one is needed, what it serves.
 Guarantee: a spare that is not taken ends with the process that made it, however that ends: it reads from a pipe.
 
 ::

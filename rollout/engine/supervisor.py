@@ -1,8 +1,5 @@
 """`EngineSupervisor`: one engine server that is always there, with the last published weights.
 
-Owns: the server's process, its log file, restarts, the retry of requests that a death interrupted; a server that a
-process before this one left is adopted.
-Does not own: the protocol (client), what is published.
 Guarantee: a death is noticed when the kernel reports it, not by a time-out; after a restart the engine serves the
 version published last, checked (I9); when it cannot be restarted every caller gets one error that names the log.
 

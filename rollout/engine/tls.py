@@ -1,8 +1,7 @@
 """TLS between the roles of one run on several machines: all of them have one certificate, and its key.
 
-Owns: where both lie, contexts for either end. Does not own: making them (daemon.auth.tls), who listens where.
-Guarantee: a peer without the run's key is neither answered nor believed. The key lies in the run directory, which
-its roles share; who reads that reads all that they say anyway.
+Guarantee: a peer without the run's key is neither answered nor believed. The key lies in the run directory, which its
+roles share; who reads that reads all that they say anyway.
 """
 
 from __future__ import annotations

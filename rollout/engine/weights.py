@@ -1,7 +1,5 @@
 """Where an engine server's weights come from, and how it takes a version.
 
-Owns: the four ways below. Does not own: the server's process (supervisor), the protocol (client), pulling
-(rollout.weights).
 Guarantee: after `take` or `adopt` the server serves exactly the version, or an error was raised (I9).
 
 =========  ==========================================================================================

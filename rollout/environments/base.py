@@ -1,6 +1,5 @@
 """`Environment` and `Observation`: what a researcher writes.
 
-Owns: the interface and its defaults. Does not own: sandboxes, turns, tokens beyond their layout.
 Guarantee: text is tokenised exactly once, by `encode_observation`, when it enters a trajectory (I8).
 """
 

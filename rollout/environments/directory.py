@@ -1,7 +1,4 @@
-"""What `pagurus train` finds in a directory or a file: an environment, and perhaps a policy to begin with.
-
-Owns: loading it as a package and the errors for what it lacks. Does not own: what is in it.
-"""
+"""What `pagurus train` finds in a directory or a file: an environment, and perhaps a policy to begin with."""
 
 from __future__ import annotations
 

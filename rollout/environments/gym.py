@@ -1,6 +1,5 @@
 """Gymnasium environments as ours: what they show as text, what the model says as their action. No sandbox is needed.
 
-Owns: texts of observations and actions, the environment's state as seed and actions. Does not own: what it simulates.
 Guarantee: another process that loads the state has played the same actions in an environment of the same seed.
 Gymnasium is no dependency: who uses this has it.
 

@@ -1,7 +1,5 @@
 """Directories of tasks in Harbor's format as environments: instruction, image, limits, tests, solution.
 
-Owns: reading ``task.toml`` (also of directories of such directories), the loop of shell commands, what `tests/test.sh`
-says. Does not own: building images (images), running the tests concurrently with the rollout (rollout.rewards).
 Guarantee: tests and solution are in no sandbox before the episode has ended; the oracle's solution alone is, when the
 oracle plays.
 

@@ -1,6 +1,6 @@
 """Images of environments that are built from directories, where the host has none of that name yet.
 
-Owns: which are missing. Does not own: builds (sandbox.sdk.build). Names say the content, so what is there is right.
+Names say the content, so what is there is right.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Several environments in one run: which of them a prompt is of, which row of data it has, and who chooses.
 
-Owns: the parts of a mixture, the numbers that stand for them, the view that a curriculum gets. Does not own: when
-prompts are issued (rollout.controller), what an environment does with a row.
-Guarantee: a prompt's number says all: the same number is the same environment, row and seed in every process. A part
-is played through its rows in a newly drawn order each time; which of them are held out its split says (splits).
+Guarantee: a prompt's number says all: the same number is the same environment, row and seed in every process. A part is
+played through its rows in a newly drawn order each time; which of them are held out its split says (splits).
 
 ::
 

@@ -1,6 +1,5 @@
 """Rows of data files: JSON lines, a JSON list, CSV, Parquet, a data set on disk.
 
-Owns: reading, what is no row. Does not own: which rows are trained on (splits), what a row means (environments).
 Guarantee: a value is what the writer wrote: lines end at a line feed and nowhere else, a field of CSV keeps its line
 feeds, and what cannot be read is named with its line.
 """

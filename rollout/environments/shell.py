@@ -1,7 +1,5 @@
 """For environments whose actions are commands of a shell: their turns, what a policy reads, a shell that is simulated.
 
-Owns: the turns; `observe`; a twin of a sandbox for a few commands on small files. Does not own: what an environment
-asks for and rewards, real sandboxes.
 Guarantee: the twin prints what coreutils and sed of Debian print for the commands that it knows, on names and texts of
 plain words; it knows nothing of other commands (tests/examples/test_twin.py compares the two).
 """

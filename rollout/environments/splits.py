@@ -1,10 +1,9 @@
 """Which episodes are trained on and which are held out: a value of the data, made once and written down.
 
-Owns: the choice, its file in the run directory, the episode that a seed stands for. Pure but for `write` and `read`.
-Does not own: rows and tasks themselves (mixture), when an evaluation happens (the trainer).
-Guarantee: no seed, training part or restart changes a split. An item of the data (a row, a task) is held out by what it
-is, not by where it stands: equal items are on the same side, in every part of a mixture. Environments without items
-train on seeds below `HELD_OUT` and are evaluated on seeds from there on, whatever the run's seed.
+Pure but for `write` and `read`. Guarantee: no seed, training part or restart changes a split. An item of the data (a
+row, a task) is held out by what it is, not by where it stands: equal items are on the same side, in every part of a
+mixture. Environments without items train on seeds below `HELD_OUT` and are evaluated on seeds from there on, whatever
+the run's seed.
 
 ::
 

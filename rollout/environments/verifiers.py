@@ -1,10 +1,8 @@
 """Tasksets of `verifiers` (from 0.4 on, `verifiers.v1`) as environments: one prompt, one answer, no sandbox.
 
-Owns: prompts as observations, the answer as the trace that a task's own rewards look at. Does not own: tasks, rewards,
-judges; tools (verifiers_tools). What a taskset needs beyond that (a container, a runtime for its rewards, a simulated
-user) is refused when the environment is made: it is never left out in silence.
-Guarantee: the reward is what the task itself records for this answer, all its rewards with their weights.
-`verifiers` is no dependency: who uses this has it.
+What a taskset needs beyond that (a container, a runtime for its rewards, a simulated user) is refused when the
+environment is made: it is never left out in silence. Guarantee: the reward is what the task itself records for this
+answer, all its rewards with their weights. `verifiers` is no dependency: who uses this has it.
 
 ::
 

@@ -1,12 +1,9 @@
 """Environments of `verifiers` before 0.4 as ours: `MultiTurnEnv`, `ToolEnv`, `StatefulToolEnv` and their like.
 
-Owns: messages as observations, answers as messages with calls of tools. Does not own: tools, when an episode ends,
-rewards: the environment's own methods and rubric say all of it.
 Guarantee: an episode takes the same steps as the package's own loop, `MultiTurnEnv.rollout`, but that the answers are
 the policy's. An error of a tool that the environment stops at ends the episode, which is scored; any other error is the
-environment's failure.
-What is no conversation of texts, rewrites what was said before, or is scored as a group is refused.
-`verifiers` is no dependency: who uses this has it.
+environment's failure. What is no conversation of texts, rewrites what was said before, or is scored as a group is
+refused. `verifiers` is no dependency: who uses this has it.
 
 ::
 

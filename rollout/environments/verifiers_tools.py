@@ -1,6 +1,5 @@
 """Toolsets of `verifiers` (from 0.4 on), whose tools answer calls in this process.
 
-Owns: which toolset answers a call, what the policy reads of it. Does not own: tools, the conversation (verifiers).
 Guarantee: tools are what the toolset registers at its own server (MCP), named as the package's own harness names them;
 the server is called without a network. A call that fails is a text, as that server words it. `more_than_tools` says
 what cannot be had here: a server at an address, a runtime of its own, state that tools and rewards share, conditions

@@ -1,8 +1,5 @@
 """A sandbox that survives its own death: the gate before every command, and recovery after a kill.
 
-Owns: the wait for the last turn's checkpoint (I2, seen from the agent), the list of what has happened since the
-last captured state, restore and repetition, the keys under which commands are sent. Does not own: when to kill, tokens,
-rewards.
 Guarantee: a command starts only when the state before it is captured, or cannot be. When the sandbox dies at any
 instant, or the daemon died while it executed a command, the last captured state is restored *verified equal*, what came
 after it is executed again, and must say what it said before; the caller sees one result per command and no death.

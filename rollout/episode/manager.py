@@ -1,7 +1,5 @@
 """`EpisodeManager`: one episode, from a sandbox to the reward; also one that another process began.
 
-Owns: where an episode's sandbox comes from and that it is removed. Does not own: the turn loop (turns), which episodes
-run, how often they are tried again (rollout.decide), how a sandbox is brought back (guard).
 Guarantee: whatever goes wrong ends as a `Trajectory` with a status, a failure and a reason (I10), only cancellation
 propagates.
 

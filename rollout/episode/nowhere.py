@@ -1,6 +1,6 @@
 """What an environment without an image gets in place of a sandbox: nothing runs, and there is nothing to lose.
 
-Owns: the stand-in. Guarantee: a caller that wants more than its end gets an error: there is no sandbox.
+Guarantee: a caller that wants more than its end gets an error: there is no sandbox.
 """
 
 from __future__ import annotations

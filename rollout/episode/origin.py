@@ -1,6 +1,5 @@
 """Where an episode begins that does not begin at the beginning: a state in which another trajectory was.
 
-Owns: the value, and what of the other trajectory becomes the new one's. Does not own: the fork (manager).
 Guarantee (I8): the tokens before the state are the other trajectory's own, with their log-probabilities and versions.
 """
 

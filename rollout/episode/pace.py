@@ -1,7 +1,5 @@
 """The speed at which a model of useful size answers, for a policy that is far smaller.
 
-Owns: a lower bound on the time of each answer. Does not own: the engine, which it wraps.
-
 A policy of a million parameters writes a command in some 30 ms, on the cores that also run the sandboxes. A model
 that is worth training thinks for 1.5 to 25 s before a command (recordings of coding agents: median 3 s), on a GPU
 elsewhere, and takes no time from the sandbox host. A demonstration on one small machine keeps a part of that

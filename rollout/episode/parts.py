@@ -1,7 +1,4 @@
-"""What episodes are played with, and how one ends early.
-
-Owns: these values and interfaces. Does not own: the turns (rollout.episode.turns), sandboxes (rollout.episode.manager).
-"""
+"""What episodes are played with, and how one ends early."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """`PreparedStates`: what a reset leaves, made once and forked for every episode that begins there.
 
-Owns: which states there are, that each is made once, their number, their book on disk, when an environment's resets
-are not shared. Does not own: the reset (rollout.episode.manager), checkpoints and forks (the daemon).
 Guarantee: a fork is compared with its checkpoint before it runs; who waits for a state that could not be made makes it
 himself, so that a failure is one member's; a state is found again by whatever its reset depends on: the environment's
 source files and attributes, image, limits, network, seed.

@@ -1,6 +1,5 @@
 """What commands and checkpoints did, copied into the records of a trajectory's turns.
 
-Owns: which figure of a result goes where. Does not own: executing (guard), the records' fields (rollout.messages).
 Guarantee: it may be called again with more known; nothing is counted twice.
 """
 

@@ -1,9 +1,8 @@
 """`Renderer`: messages and tools to tokens by the model's own chat template, and sampled tokens back to a message.
 
-Owns: rendering, the exact extension of a conversation, parsing. Does not own: who speaks (environments, front doors),
-sampling. Guarantee (I8): what `bridge` returns begins with the very tokens that it was given; text that a model sampled
-is never tokenised. Where the template would show the model another history than the one that it sampled under, `bridge`
-returns None, and a new sample begins.
+Guarantee (I8): what `bridge` returns begins with the very tokens that it was given; text that a model sampled is never
+tokenised. Where the template would show the model another history than the one that it sampled under, `bridge` returns
+None, and a new sample begins.
 
 ::
 

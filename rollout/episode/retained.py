@@ -1,9 +1,7 @@
 """`RetainedStates`: sandboxes of finished trajectories, kept for their checkpoints.
 
-Owns: that a kept sandbox runs nothing, is labelled, is in the book, and goes when its time is over. Does not own: the
-rule (rollout.decide.keeping), the rows (rollout.store.retained), going on from a state (rollout.episode.turns).
-Guarantee: a state that the book names can be forked until it is dropped, unless its sandbox is removed by hand;
-then its users get an error.
+Guarantee: a state that the book names can be forked until it is dropped, unless its sandbox is removed by hand; then
+its users get an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which episode, within which limits, sampled by which seeds. Values, no behaviour.
-
-Owns: these structs. Does not own: playing (rollout.episode.manager).
-"""
+"""Which episode, within which limits, sampled by which seeds. Values, no behaviour."""
 
 from __future__ import annotations
 

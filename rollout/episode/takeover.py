@@ -1,7 +1,5 @@
 """What a successor does with the journal of a trajectory before it continues.
 
-Owns: putting the trajectory together again, the way back to a captured state and forward to the last turn. Does not
-own: the action that comes then (rollout.episode.turns), the rows (rollout.store.journal).
 Guarantee: after `rewind` the sandbox and the environment are where the last entry was written; each turn that was
 executed again has said what the agent has read.
 """

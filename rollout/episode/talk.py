@@ -1,8 +1,5 @@
 """How an episode's texts become tokens and its answers texts: by the environment's own layout, or as a chat.
 
-Owns: `PlainTranscript` (text after text, as `Environment.encode_observation` lays it out), `ChatTranscript` (the same
-for a model behind
-an address) and `Chat` (messages, by the model's own template). Does not own: the turn loop, engines.
 Guarantee (I8): sampled tokens are never tokenised again. Where a template rewrites history, the trajectory has a break:
 a new sample begins there, with its whole prompt.
 """

@@ -1,7 +1,5 @@
 """`Episode`: the turn loop of one trajectory.
 
-Owns: the tokens of a trajectory, its timeline, its journal, the attribution of its end. Does not own: where its sandbox
-comes from and who removes it (manager), how a sandbox is brought back (guard), which episodes run (rollout.decide).
 Guarantee: the tokens that the engine sampled are the tokens that the loss sees (I8); whatever goes wrong ends as a
 `Trajectory` with a status, a failure and a reason (I10), only cancellation propagates; an action is in the journal
 before it is executed.

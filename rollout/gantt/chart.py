@@ -1,7 +1,4 @@
-"""The page of a run: what its trainer, its engines and its trajectories did when, and what shares of the time it took.
-
-Owns: what is read, and how much of it is shown. Does not own: lanes and causes (next to this), the page (drawing).
-"""
+"""The page of a run: what trainer, engines and trajectories did when, and what shares of the time it took."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """A page of lanes over time: bars, and below them a table of what the lanes' time went to. Pure.
 
-Owns: the page, colours, sums of bars. Does not own: which bars there are.
 Guarantee: the page holds all that it shows, and a browser executes nothing of it: every text is escaped, and the page
 itself forbids scripts and addresses.
 """

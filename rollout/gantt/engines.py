@@ -1,7 +1,5 @@
 """How full a run's engine servers were, and why their slots were empty. Pure.
 
-Owns: lanes of servers, bubbles by cause. Does not own: what servers noted (rollout.store.servers), decisions.
-
 A slot without an answer waits for a trajectory. Of those that run, the ones without a request explain as many empty
 slots as they are: by what their turns say that they did. The slots beyond them are empty because no more trajectories
 had begun: the rollout's decisions say why.

@@ -1,7 +1,4 @@
-"""One engine server without a pool, noted as a pool notes its servers.
-
-Owns: what is noted of it. Does not own: its life and its requests (rollout.engine.supervisor).
-"""
+"""One engine server without a pool, noted as a pool notes its servers."""
 
 from __future__ import annotations
 

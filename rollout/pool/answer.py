@@ -1,10 +1,9 @@
 """An answer that is put together from the streams of one or several servers.
 
-Owns: joining deltas, the versions of tokens whose stream broke off. Does not own: streams. Pure: no I/O.
-Guarantee: each token has the log-probability that came with it, and the one version that sampled it. vLLM reports
-versions with the last piece of a stream alone. Where a stream breaks off before that, its tokens are of the version
-that it began with, up to the moment when the server began to take another one; those reported later may be of either,
-and are dropped.
+Pure: no I/O. Guarantee: each token has the log-probability that came with it, and the one version that sampled it. vLLM
+reports versions with the last piece of a stream alone. Where a stream breaks off before that, its tokens are of the
+version that it began with, up to the moment when the server began to take another one; those reported later may be of
+either, and are dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What agents say to models, in the words of OpenAI and Anthropic, to our messages and back. Pure.
 
-Owns: what the dialects have in common: parameters, texts, tools, the row of items that an answer is, the order of a
-stream's events. Does not own: the forms of each (completions, responses, anthropic), HTTP, tokens.
 Guarantee: a parameter that would change what is sampled and that no engine here implements is refused, not passed over.
 
 ::

@@ -1,8 +1,6 @@
 """The doors for agents: OpenAI's chat completions, responses and completions, Anthropic's messages, over whatever
 generates tokens.
 
-Owns: the routes, their errors, streams of events, the last responses, which requests may name. Does not own: the forms
-(dialects), recording (recorder), engines.
 Guarantee: an engine that queues, restarts or refuses is an error whose code clients repeat (503), never an answer; a
 stream begins with the engine's first token, and its events are sent as tokens come. Who goes away ends his request.
 

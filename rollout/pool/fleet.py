@@ -1,7 +1,4 @@
-"""Engines whose machines a trainer shares, as a rollout's controller sees them.
-
-Owns: the interface. Does not own: how many rest (rollout.decide.engines.handover), engines (rollout.pool).
-"""
+"""Engines whose machines a trainer shares, as a rollout's controller sees them."""
 
 from __future__ import annotations
 

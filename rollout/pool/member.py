@@ -1,11 +1,4 @@
-"""One engine server of a pool: no matter who started it, how it is, what it has to do.
-
-Owns: `ServerHandle` (what a pool needs of one), `Remote` (one that others run), `ColocatedEngine` (one that
-serves users
-too),
-`PoolMember` (its state in the pool). Does not own: choosing (rollout.decide.engines.routing), requests
-(rollout.pool.pool).
-"""
+"""One engine server of a pool: no matter who started it, how it is, what it has to do."""
 
 from __future__ import annotations
 

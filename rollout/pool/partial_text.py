@@ -1,8 +1,7 @@
 """What may be sent of an answer that is not whole yet, and where a stop string ends it. Pure.
 
-Owns: `Stops`, `SentText`. Does not own: reading answers (rollout.episode.renderer), events (rollout.pool.dialects).
-Guarantee: what was sent of an answer is the beginning of what is sent in the end, but for blanks at its start;
-tokens after the one that completes a stop string are no part of the answer.
+Guarantee: what was sent of an answer is the beginning of what is sent in the end, but for blanks at its start; tokens
+after the one that completes a stop string are no part of the answer.
 """
 
 from __future__ import annotations

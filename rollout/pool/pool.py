@@ -1,7 +1,5 @@
 """`EnginePool`: engine servers, of one class or several, as if they were one that never fails.
 
-Owns: which request is where, failover, rolling adoption of weights, health. Does not own: who gets which slot
-(rollout.pool.slots), a server's process (rollout.engine.supervisor), weights.
 Guarantee: a request ends with an answer, its refusal as nonsense, or its cancellation; the death or the silence of a
 server costs time alone: what was streamed is kept, the rest is sampled elsewhere after prompt and kept tokens. Each
 token's span names the weights that sampled it; where that cannot be known the token is sampled again, and no reader has

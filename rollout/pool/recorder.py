@@ -1,7 +1,5 @@
 """`SampleRecorder`: what an agent asks in messages or in text, kept as the tokens that the model saw and sampled.
 
-Owns: sessions (one agent's work), their samples, the match between an agent's history and recorded tokens. Does not
-own: HTTP (rollout.pool.endpoints), engines, rewards.
 Guarantee (I8): a sample holds the very tokens that the engine was given and gave, each with its mask, log-probability
 and version. A request whose history is not what was recorded begins a new sample, and is counted. What was sampled is
 trained as it was sampled; only as context of a later sample may it be written again, by the template, as mask 0.

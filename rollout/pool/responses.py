@@ -1,8 +1,4 @@
-"""OpenAI's responses, to our messages and back. Pure.
-
-Owns: the form of this route's requests, answers and events. Does not own: HTTP, tokens, what was answered before
-(rollout.pool.endpoints keeps it for `previous_response_id`).
-"""
+"""OpenAI's responses, to our messages and back. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One model directory as an address that agents can ask: engine servers, a pool over them, the doors in front.
-
-Owns: which directory that is, the order of starting and ending. Does not own: each of the parts.
-"""
+"""One model directory as an address that agents can ask: engine servers, a pool over them, the doors in front."""
 
 from __future__ import annotations
 

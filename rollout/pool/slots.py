@@ -1,9 +1,7 @@
 """Who of those that wait gets which server's slot.
 
-Owns: the requests that wait, what servers are believed to hold of prompts, how long kinds of requests take. Does not
-own: the choice itself (rollout.decide.engines.routing), requests that have a slot (rollout.pool.pool), servers.
-Guarantee: a slot that was given is given back by its holder, or was never announced; one decision is made for all
-slots that become free in one turn of the event loop.
+Guarantee: a slot that was given is given back by its holder, or was never announced; one decision is made for all slots
+that become free in one turn of the event loop.
 """
 
 from __future__ import annotations

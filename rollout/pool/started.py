@@ -1,7 +1,4 @@
-"""A pool of servers that we start: what a run uses where it asks for more than one engine.
-
-Owns: starting several supervised servers of one kind and joining them. Does not own: the pool, one server's life.
-"""
+"""A pool of servers that we start: what a run uses where it asks for more than one engine."""
 
 from __future__ import annotations
 

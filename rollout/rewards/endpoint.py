@@ -1,6 +1,5 @@
 """Questions to a model's HTTP endpoint, as judges ask them: tried again, and answered from a file where they can be.
 
-Owns: tries of one question, the file of answers. Does not own: what is asked, what an answer means.
 Guarantee: an answer is kept only once it was understood; all tries together end within the limit of the scoring.
 """
 

@@ -1,7 +1,4 @@
-"""Reward functions that many tasks need: a rule over the last action, a test suite, a model as judge, a reward model.
-
-Owns: these functions. Does not own: how functions are run.
-"""
+"""Reward functions for many tasks: a rule over the last action, a test suite, a model as judge, a reward model."""
 
 from __future__ import annotations
 

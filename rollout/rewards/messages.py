@@ -1,7 +1,6 @@
 """What is scored, by what, and what came out: the structs of the reward service.
 
-Owns: these structs, what a function of the user's is handed (`Final`), the errors. Fields are append-only with
-defaults. Does not own: running functions (worker, pool, http), forks (service).
+Fields are append-only with defaults.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """`WorkerPool`: processes that run reward functions; one that hangs or dies costs one try.
 
-Owns: the workers' lives, the time of a try, what a worker may do to its fork. Does not own: which try it is, what
-follows from a failure (service), forks.
 Guarantee: a try ends within its limit, not counting what the host takes for its calls; a worker that overran it, died,
-or said something unexpected is killed with all that it started, and replaced. What it said for another try is not
-taken for an answer.
+or said something unexpected is killed with all that it started, and replaced. What it said for another try is not taken
+for an answer.
 """
 
 from __future__ import annotations

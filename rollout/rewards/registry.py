@@ -1,7 +1,4 @@
-"""`reward`: makes a function one that scores, and finds it again in another process.
-
-Owns: names of functions and their code. Does not own: running them.
-"""
+"""`reward`: makes a function one that scores, and finds it again in another process."""
 
 from __future__ import annotations
 

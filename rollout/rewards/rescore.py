@@ -1,7 +1,4 @@
-"""Score old trajectories again: nothing is played.
-
-Owns: which of them still can be, old next to new. Does not own: the store, forks, functions.
-"""
+"""Score old trajectories again: nothing is played."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores by what was scored: the same function, options, code and final state are scored once.
-
-Owns: `scores.sqlite` of a rollout's directory. Does not own: the key (service).
-"""
+"""Scores by what was scored: the same function, options, code and final state are scored once."""
 
 from __future__ import annotations
 

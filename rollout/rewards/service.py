@@ -1,7 +1,5 @@
 """`RewardService`: the score of an ended episode, from a fork of its final state.
 
-Owns: forks for scorers, tries and their limits, what is believed, the book of scores. Does not own: running functions
-(pool, web), whose fault it was (rollout.decide.blame), the trajectory.
 Guarantee: a reward is what the function said of this very state, within its bounds. A scorer that hangs, dies, raises
 or says nonsense is tried again and then is a `ScorerFailed`, never a reward. Forks are gone when `score` returns.
 

@@ -1,6 +1,6 @@
 """A reward function at an address: called by POST, as function platforms such as Knative serve them.
 
-Owns: the request and what of an answer is believed. Does not own: tries, limits. See docs/rewards.md for the contract.
+See docs/rewards.md for the contract.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Several rewards of one episode: each is scored by itself, the sum of them weighted is what is learned from.
 
-Owns: the weighted sum, rewards named in a plan (tables ``[[rewards]]``). Does not own: scoring one of them (service).
 Guarantee: each part keeps its own tries, limits and cache; its unweighted mean is logged by its name.
 """
 

@@ -1,7 +1,6 @@
 """Frames between the pool and a worker: a length, then msgpack.
 
-Owns: the bytes. Guarantee: a peer that sends too much, or anything else than a frame, is an error of the reader's and
-nothing more.
+Guarantee: a peer that sends too much, or anything else than a frame, is an error of the reader's and nothing more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A process that runs reward functions, one at a time: ``python -m rollout.rewards.worker FD``.
-
-Owns: one function while it runs, the stand-in for its sandbox. Does not own: the fork itself: every call goes to the
-pool's process, so that a scorer reaches nothing of the host's but its own fork.
-"""
+"""A process that runs reward functions, one at a time: ``python -m rollout.rewards.worker FD``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """`RolloutClient`: a rollout as the trainer sees it, in this process's words, wherever it runs.
 
-Owns: the calls, and the waiting while a rollout is started again. Does not own: who starts it (coordinator).
 Guarantee: each call is carried out once, however often its connection broke; a batch arrives with the samples that the
 store has. A trainer that was replaced gets `Conflict` from every call.
 """

@@ -1,7 +1,6 @@
 """The engines of a run, as its plan names them: one server, a pool of several on this machine or on others, or servers
 that others run.
 
-Owns: which of these, how the servers are started, that what they do is written down. Does not own: servers, weights.
 Guarantee: what is yielded serves the version that was requested; servers of ours outlive a killed rollout, and the next
 one adopts them.
 """

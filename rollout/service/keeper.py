@@ -2,9 +2,6 @@
 
     python -m rollout.service.keeper RUN NUMBER --at ADDRESS
 
-Owns: what the rollout may ask of it, where it is written down. Does not own: the server's life
-(rollout.engine.supervisor), on which machine it is (coordinator.jobs.parts), how the rollout uses it
-(rollout.service.placed).
 Guarantee: keeper and server talk to who has the run's key alone. Of the keepers of one server one works, by a lock in
 the run directory; a server that a killed keeper left is adopted by the next one on that machine.
 """

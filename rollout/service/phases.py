@@ -1,8 +1,7 @@
 """The turns of a run that shares its machines: its rollout and its trainer ask before they work there.
 
-Owns: asking, saying that the run lives, noting when it waited. Does not own: whose turn it is (coordinator.phases).
-Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies; a phase that
-runs notices nothing of that.
+Guarantee: `begin` returns when the machines are this run's, however often the coordinator dies; a phase that runs
+notices nothing of that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """An engine server of a run on a machine of its own, as the rollout's pool sees it: a process there keeps it.
 
-Owns: where that process is found, requests to it. Does not own: what it does (rollout.service.keeper), requests
-(rollout.pool).
 Guarantee: the server is found wherever it is started next. A peer without the run's key is not believed.
 
 ::

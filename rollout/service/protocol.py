@@ -1,8 +1,7 @@
 """Every struct that crosses between a trainer and a rollout, headed "A -> B". msgpack over a Unix socket or TCP.
 
-Owns: the wire; fields are append-only with defaults. Does not own: behaviour. Batches and weights travel by reference:
-a batch names prompts and members, whose samples are fetched as the store has them; a version names its manifest.
-Each call may be sent again: one that was carried out already is answered as before.
+Batches and weights travel by reference: a batch names prompts and members, whose samples are fetched as the store has
+them; a version names its manifest. Each call may be sent again: one that was carried out already is answered as before.
 """
 
 from __future__ import annotations

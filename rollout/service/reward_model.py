@@ -1,6 +1,5 @@
 """A reward model as a scorer: ``python -m rollout.service.reward_model DIRECTORY FD``.
 
-Owns: the model, its transcript as tokens. Does not own: the pool that starts it, tries, limits (rollout.rewards).
 Guarantee: a score is that of transformers' own forward pass at the last token, of one transcript at a time, so that
 nothing is padded; a transcript that is longer than the model's positions is an error, never cut.
 """

@@ -1,7 +1,5 @@
 """The rollout as a process: engines, sandboxes, samples, and what a trainer may ask of them.
 
-Owns: the lives of engines and controller in this process, the version that is served. Does not own: the trainer, HTTP
-(server), which groups make a batch (rollout.controller).
 Guarantee: a version that was accepted is on disk before the trainer hears of it, and is adopted by this process or the
 next one; no batch is handed out before the version that precedes it is served. Trainers that were replaced are refused.
 

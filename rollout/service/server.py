@@ -1,6 +1,5 @@
 """The rollout's door: HTTP over a Unix socket of the run directory, and over TCP where other hosts ask.
 
-Owns: sockets, routes, callers, errors on the wire. Does not own: the requests (role).
 Guarantee: the Unix socket is this user's alone. TCP asks for the key of the run directory (rollout.engine.tls), or for
 its token, and is refused without TLS unless it is the loopback.
 """

@@ -1,7 +1,5 @@
 """The log of decisions: every view, when it was seen, and the actions that were decided on.
 
-Owns: ``decisions-N.jsonl.zst`` (one per generation of the rollout), reading and replaying them; replaying what engines
-that are co-located have logged (rollout.step_log). Does not own: deciding.
 Guarantee: `replay` decides again on each view and says where the actions differ.
 """
 

@@ -1,7 +1,4 @@
-"""One thread for everything that the rollout writes: the event loop never waits for a disk.
-
-Owns: the order of calls. Does not own: what they do.
-"""
+"""One thread for everything that the rollout writes: the event loop never waits for a disk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The journal of turns: what a rollout process that is killed leaves to its successor.
 
-Owns: ``journal.sqlite`` and its rows. Does not own: what going on means (rollout.episode.manager).
 Guarantee: an entry is with the operating system before the action that it names is executed, so that the death of the
 process loses no turn. It need not survive a loss of power: no sandbox does.
 """

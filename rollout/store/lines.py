@@ -1,7 +1,6 @@
 """Compressed files of JSON lines: what logs are kept in.
 
-Owns: writing and reading lines. Does not own: what they say. Guarantee: what is complete in a file of a killed process
-can be read.
+Guarantee: what is complete in a file of a killed process can be read.
 """
 
 from __future__ import annotations

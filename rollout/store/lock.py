@@ -1,6 +1,5 @@
 """One owner per run directory.
 
-Owns: `owner.lock` (of the run itself) and `supervisor.lock` (of who keeps it alive). Does not own: what the owner does.
 Guarantee: the kernel holds the lock for a living process and releases it when that process dies, however it dies.
 """
 

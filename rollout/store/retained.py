@@ -1,7 +1,5 @@
 """The book of states that can be visited again: `retained.sqlite`.
 
-Owns: the rows: which trajectory's sandbox was kept, and what each of its turns began with. Does not own: the sandboxes
-(rollout.episode.retained), which of them stay (rollout.decide.keeping).
 Guarantee: a row is there before its sandbox stops being the run's own, and goes after it was removed.
 """
 

@@ -1,12 +1,10 @@
 """The sample store: every prompt in one state, every finished trajectory on disk, every batch written before it is
 handed out.
 
-Owns: ``samples.sqlite``, the states below, the payloads. Does not own: which prompts there are, which groups make a
-batch (rollout.decide), what a step does with them.
 Guarantee (I7): after a crash of any process at any instant each prompt is in exactly one state, and `recover(step)`
 makes the states agree with a trainer that has saved `step` steps. What was put is never lost and never put twice. A
-batch that was handed out for a step is the batch that is handed out for it again. A process of an older generation
-can no longer write.
+batch that was handed out for a step is the batch that is handed out for it again. A process of an older generation can
+no longer write.
 
 ::
 

@@ -1,6 +1,5 @@
 """What each engine server of a rollout did: its state, the requests that it had, each change of either.
 
-Owns: ``servers-N.jsonl.zst``, one for each rollout process that served. Does not own: servers (rollout.pool).
 Guarantee: a disk that takes no more lines causes no failure: the file ends there.
 """
 

@@ -1,7 +1,5 @@
 """How far each process of a run came after it was started, with times: what a restart waited for.
 
-Owns: `stages.jsonl` in the run's directory of roles, to which all its processes append. Does not own: who restarts whom
-(coordinator.local, rollout.engine.supervisor).
 Guarantee: lines of several processes do not mix. A line that a full disk has no room for is missing; nothing fails.
 """
 

@@ -1,7 +1,4 @@
-"""`status.json`: what the rollout does at this moment, for `pagurus rollouts why` and for supervisors.
-
-Owns: the struct and its file, replaced every second. Does not own: what it says (rollout.controller).
-"""
+"""`status.json`: what the rollout does at this moment, for `pagurus rollouts why` and for supervisors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Adapters (LoRA) as versions: small matrices next to the weights of a base model, which never changes.
 
-Owns: the names and files of an adapter as `peft` and vLLM read them, where its base model is, the sum of both.
-Does not own: training one (trainer.models), computing with one (rollout.engine).
 Guarantee: a version of an adapter holds nothing of the base model, and says in its config which one that is.
 """
 

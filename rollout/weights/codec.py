@@ -1,6 +1,5 @@
 """A segment of weights as bytes: whole, or as the words that changed.
 
-Owns: the two encodings. Does not own: what is compared with what, where the bytes go.
 Guarantee: `decode` gives exactly the words that were encoded, or raises; a change names a position and the new value,
 never a difference, so that writing it twice is writing it once. Bytes of a stranger cost bounded memory.
 

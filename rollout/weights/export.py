@@ -1,7 +1,4 @@
-"""A published version as a model directory of its own.
-
-Owns: where the mirror is made, and that nothing of it is left but the model. Does not own: pulling.
-"""
+"""A published version as a model directory of its own."""
 
 from __future__ import annotations
 

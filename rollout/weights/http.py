@@ -1,7 +1,5 @@
 """`Connections`: what a reader of weights asks of one HTTP server, received straight into memory.
 
-Owns: a few connections, each used by one thread at a time; the rate at which they read. Does not own: the requests,
-whether it is tried again (source).
 Guarantee: a body is copied once, from the socket to where it stays, and hashed while it is in the processor's cache;
 receiving and hashing hold no lock of the interpreter. Who is cancelled leaves no thread that still reads.
 """

@@ -1,6 +1,5 @@
 """How the tensors of a model are cut, so that every trainer rank writes its own part and every engine reads its own.
 
-Owns: tensors, pieces, segments, and who needs which. Does not own: bytes.
 Pure: the same tensors and counts give the same layout everywhere.
 
 A tensor is looked at as a table of 16-bit words: its first dimension gives the rows, the others the columns; an element

@@ -1,7 +1,5 @@
 """`Mirror`: a Hugging Face directory of weights on the engine's host, brought from version to version in place.
 
-Owns: `model.safetensors` (of an adapter `adapter_model.safetensors`), the files next to it, `mirror.json`. Does not
-own: fetching, the engine.
 Guarantee: `version` is set only while every piece has the digest that its manifest names. Killed at any instant, the
 mirror either has its version or says that it has none and what it was about to become: changes name values, not
 differences, so the same steps can be written again. Only this engine rank's part of each tensor is held.

@@ -1,6 +1,5 @@
 """`PullerProcess`: a puller in a process of its own, of the lowest priority, next to an engine that generates.
 
-Owns: the process, the pipes to it, the file in which changes are returned. Does not own: pulling (puller).
 Guarantee: fetching, decoding and hashing take neither the interpreter nor, where cores are short, the time of who
 generates. One process at a time has a mirror (a lock of the kernel); a child ends with its parent; one that was killed
 is started again, and the mirror says how far it came.

@@ -1,6 +1,5 @@
 """`Puller`: brings a mirror to a version while its engine generates.
 
-Owns: the way (the cheaper of changes and whole image), what was fetched, the reader's lease. Does not own: the engine.
 Guarantee: after `pull` the mirror has exactly that version, every piece checked; when it raises, or is killed at any
 instant, the mirror has its old version or says that it has none, and the next `pull` mends it.
 

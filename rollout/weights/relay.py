@@ -1,6 +1,5 @@
 """`Relay`: the versions of a publisher, served to the engines of one cluster.
 
-Owns: the HTTP routes, a cache of content. Does not own: which versions there are (its upstream says so).
 Guarantee: however many engines ask, a chunk crosses the link to the upstream once while it is in the cache; it is
 served only after its hash was checked; a relay that died begins with what its directory holds.
 

@@ -1,8 +1,7 @@
 """Where a reader gets versions from: a directory on this host, a relay over HTTP, several of either.
 
-Owns: these sources. Does not own: what is fetched, in which order (puller).
-Guarantee: content is returned only when its hash is right; a broken connection costs the bytes that were on the way,
-a flipped byte one more fetch of that chunk.
+Guarantee: content is returned only when its hash is right; a broken connection costs the bytes that were on the way, a
+flipped byte one more fetch of that chunk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`VersionStore`: published versions in a directory, by content.
 
-Owns: `chunks/`, `versions/`, `readers/` below the directory. Does not own: encoding, sockets.
-Guarantee: a version that is listed is complete and on disk; content is checked whenever it is read; what a reader
-is based on or fetches is not collected. Killed at any instant, the directory lists the versions that it listed before,
-or one more. A publisher that was believed dead (an older generation) cannot publish.
+Guarantee: a version that is listed is complete and on disk; content is checked whenever it is read; what a reader is
+based on or fetches is not collected. Killed at any instant, the directory lists the versions that it listed before, or
+one more. A publisher that was believed dead (an older generation) cannot publish.
 
 ::
 

@@ -1,6 +1,5 @@
 """What a version of the weights is made of: references, the manifest, its digests.
 
-Owns: the structs that travel. Does not own: files, sockets.
 Guarantee: a reference names its content (blake3), so a holder of the reference of a manifest holds all of it.
 """
 

@@ -1,7 +1,4 @@
-"""Whether a process of the host lives, by its pid or its pidfd.
-
-Owns: those questions. Does not own: what follows from the answers.
-"""
+"""Whether a process of the host lives, by its pid or its pidfd."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Whether what is mounted into a sandbox is still where it was mounted.
 
-Owns: the question. Does not own: the mounts (:class:`sandbox.container.container.Bind`). A sandbox cannot move a mount
-point, but may move a directory above it, and a restore would bind it where it was.
+A sandbox cannot move a mount point, but may move a directory above it, and a restore would bind it where it was.
 """
 
 from __future__ import annotations

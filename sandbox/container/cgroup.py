@@ -1,9 +1,7 @@
 """The control groups of one sandbox, on hosts with v1 controllers and on pure v2 ones.
 
-Owns: creating, limiting, observing, killing and removing them. Does not own: who joins (the shim joins v1
-groups once, and children enter the v2 group as they are cloned).
-Guarantee: every sandbox has exactly one v2 group, whose id is what eBPF sees; limits lie where the
-controllers are. Groups lie below ``pagurus`` in each hierarchy.
+Guarantee: every sandbox has exactly one v2 group, whose id is what eBPF sees; limits lie where the controllers are.
+Groups lie below ``pagurus`` in each hierarchy.
 """
 
 from __future__ import annotations

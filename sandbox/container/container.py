@@ -1,8 +1,5 @@
 """The mechanism of one sandbox: namespaces, limits, root, processes.
 
-Owns: the order in which a sandbox is made and unmade, and everything that acts on a living one. Does not own: policy,
-catalogue, checkpoints (:mod:`sandbox.criu.checkpointer` works on a Container), why a command did not start
-(:mod:`sandbox.container.spawn`).
 Guarantee: `create` and `prepare` leave either a whole sandbox or nothing: no process, mount, group or namespace.
 `destroy` may be called in any state, any number of times.
 

@@ -1,6 +1,5 @@
 """How commands end where pidfds do not report it (before Linux 6.15): pid 1, whose children they are, notes it.
 
-Owns: reading the notes out of pid 1's memory (native/init.c). Does not own: pid 1.
 Guarantee: nothing that is read there is taken for more than a wait status; a sandbox that changes its pid 1's memory
 falsifies the results of its own commands only.
 """

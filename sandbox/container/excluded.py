@@ -1,8 +1,6 @@
 """Processes of a sandbox that are its owner's and no part of its checkpoints: an agent that is started again.
 
-Owns: which there are now, identified by pidfds, not by numbers that may be reused. Does not own: who may be one (the
-daemon), what is done about it: :mod:`sandbox.criu.prune` takes them out of a dump, :mod:`sandbox.criu.open_files` skips
-what they hold. Guarantee: a number is in `pids` only as long as the process that was added lives.
+Guarantee: a number is in `pids` only as long as the process that was added lives.
 """
 
 from __future__ import annotations

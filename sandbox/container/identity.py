@@ -1,7 +1,5 @@
 """What distinguishes a sandbox from its forks: host name, machine id, and what programs of its own must renew.
 
-Owns: the machine id, the line of /etc/hosts, the fork hooks. Does not own: ids of users, network (the container), when
-a fork is made.
 Guarantee: the machine id of a sandbox is the same for all its life and no other sandbox has it; its file tree does not
 hold it. Hooks run in the fork, as its root, before anybody else can run a command there.
 

@@ -1,7 +1,6 @@
 """What a sandbox sees of the kernel in addition to /proc: /sys, and its own control groups, as in Docker's default
 container.
 
-Owns: which directories these are, where they lie in a sandbox and on the host. Does not own: mounting them (the shim).
 Guarantee: all are read-only, and show no other sandbox's group. Programs size themselves by their groups: JVM, Node.
 
 Every sandbox has a place for each view, whether its host has such control groups or not. So a checkpoint from a host

@@ -1,6 +1,5 @@
 """The runtime layer of sandboxes: an overlay layer with pid 1, device nodes and mount points above every image.
 
-Owns: what is in it, and its name, a digest of that. Does not own: where layers are looked up (:mod:`sandbox.paths`).
 Guarantee: a layer that has a name never changes, since sandboxes and checkpoints stay with the one they were made with.
 Needs root (device nodes) and no compiler: a package brings the two programs, its layer is made at the first start.
 

@@ -1,8 +1,5 @@
 """The way of a running command's output to one reader, as it comes.
 
-Owns: what was read from the command and not yet taken by the reader. Does not own: the command and its pipes
-(:mod:`sandbox.container.process`), the connection to the reader (the daemon).
-
 Guarantee: while as much as `limit` bytes waits, nothing more is read from the command, so that it waits itself; beyond
 that there can only be what lay in its pipes when it ended. A reader that leaves ends the command as a deadline does.
 

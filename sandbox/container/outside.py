@@ -1,9 +1,7 @@
 """What belongs to a sandbox and is none of its processes: programs of the host, its network, and what its shim keeps.
 
-Owns: starting such a program (CRIU) in the shim's mount namespace, sinks, descriptors for the next daemon, those of
-the network namespace and of the directory that the shim has as its root. Does not own: what the program does.
-Guarantee: `netns` and `root` are of this sandbox, or nothing, though its shim may die and another process may get
-its number.
+Guarantee: `netns` and `root` are of this sandbox, or nothing, though its shim may die and another process may get its
+number.
 """
 
 from __future__ import annotations

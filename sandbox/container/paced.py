@@ -1,8 +1,8 @@
 """Descriptors that a sandbox fills, read on the daemon's event loop at a bounded pace.
 
-Owns: when a descriptor is looked at again. Does not own: reading it. Guarantee: a program that fills descriptors in
-tiny pieces without a pause wakes the event loop RATE times a second, after BURST at once; what has come in between is
-read at one go. Reads of LARGE and more cost who writes about as much as who reads, and are not slowed down.
+Guarantee: a program that fills descriptors in tiny pieces without a pause wakes the event loop RATE times a second,
+after BURST at once; what has come in between is read at one go. Reads of LARGE and more cost who writes about as much
+as who reads, and are not slowed down.
 """
 
 from __future__ import annotations

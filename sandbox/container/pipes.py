@@ -1,7 +1,6 @@
 """Blocking work on threads of its own, the event loop or another thread waiting for it.
 
-Owns: threads that may wait for a pipe, and threads that enter a place from which no thread returns. Guarantee:
-no other work lands on one of them, so that none takes the worker that would fill or empty its pipe.
+Guarantee: no other work lands on one of them, so that none takes the worker that would fill or empty its pipe.
 """
 
 from __future__ import annotations

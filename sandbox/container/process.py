@@ -1,6 +1,5 @@
 """A command that runs in a sandbox: its output, its end, ending it early.
 
-Owns: the host's ends of its pipes and its pidfd. Does not own: starting it (:mod:`sandbox.container.container`).
 Guarantee: memory stays within the output limit whatever the command writes; a process that outlives the command and
 still holds its pipes neither delays the result nor dies from SIGPIPE (the shim keeps reading).
 """

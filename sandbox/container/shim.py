@@ -1,6 +1,5 @@
 """The daemon's end of a shim: starts it, speaks to it, keeps descriptors apart.
 
-Owns: the connection and the wire format (see native/shim.c). Does not own: the requests.
 Guarantee: answers are matched to calls in order; an event never gets lost between two calls; when the shim is gone
 every waiting call raises :class:`ShimGone`.
 """

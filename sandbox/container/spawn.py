@@ -1,8 +1,4 @@
-"""Starting a command in a sandbox, and why one did not start.
-
-Owns: the requests to the shim for a command, and what its refusals mean to the caller. Does not own: the running
-command (:mod:`sandbox.container.process`), the sandbox (:mod:`sandbox.container.container`).
-"""
+"""Starting a command in a sandbox, and why one did not start."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """A long-lived program of a sandbox and its attendant (native/attend.c): background process, shell, terminal.
 
-Owns: starting one, the frames to and from it, attaching to one that exists. Does not own: which there should be,
-what a command in a shell is, turns (the daemon).
 Guarantee: a client that attaches gets the attendant's state as it is in the sandbox now, whatever a former daemon had
 requested; a lost attendant fails every waiting call with :class:`SupervisorGone`, never hangs it; what the sandbox puts
-in place
-of the FIFOs can neither block the host nor make it read more than one frame's worth.
+in place of the FIFOs can neither block the host nor make it read more than one frame's worth.
 
 ::
 

@@ -1,9 +1,7 @@
 """Tasks that will not stop when they have to, or that a debugger holds, found before they delay others.
 
-Owns: what is known of a task from ``/proc``. Does not own: what follows from it (:mod:`sandbox.criu.dump`,
-:mod:`daemon.checkpoints.capture`). Guarantee: what is reported of a process was read through one open directory of
-``/proc``, which leads to that process or to nothing; a number that the kernel has reused is never taken
-for it.
+Guarantee: what is reported of a process was read through one open directory of ``/proc``, which leads to that process
+or to nothing; a number that the kernel has reused is never taken for it.
 
 The kernel stops a task on its way out of a system call. A task in an uninterruptible wait (state D) does not come to
 that. Most such waits end by themselves, since they wait for a disk. One that may last for ever is at everybody's

@@ -1,6 +1,5 @@
 """What a sandbox uses: processor, memory, disks, its file tree.
 
-Owns: reading the counters of its control groups, v1 and v2. Does not own: limits (:mod:`sandbox.container.cgroup`).
 Guarantee: a counter that this host does not have is None, never 0.
 """
 

@@ -1,9 +1,7 @@
 """Users of a sandbox, by name or number, from its own ``/etc/passwd`` and ``/etc/group``.
 
-Owns: the words ``user[:group]``, reading those files, which the sandbox may have written, and adding a user to a new
-sandbox. Does not own: becoming that user (native/). Guarantee: the result is a user of the sandbox's id range, whatever
-the files hold; they are found below the sandbox's root, and what is no regular file of at most a mebibyte counts as
-empty and is named in the refusal.
+Guarantee: the result is a user of the sandbox's id range, whatever the files hold; they are found below the sandbox's
+root, and what is no regular file of at most a mebibyte counts as empty and is named in the refusal.
 """
 
 from __future__ import annotations

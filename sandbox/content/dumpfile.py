@@ -1,9 +1,7 @@
 """The dump file: everything of one process dump except the content of its memory pages.
 
-Owns: packing CRIU's image directory into one compressed file (small images whole, pages as numbers in the page
-store) and unpacking it again. Does not own: the pages (:mod:`sandbox.content.pages`), what the images mean.
-Guarantee: the file appears under its name only when it and every page that it refers to are on disk
-(written aside, synced, renamed, directory synced); unpacking gives back the same bytes.
+Guarantee: the file appears under its name only when it and every page that it refers to are on disk (written aside,
+synced, renamed, directory synced); unpacking gives back the same bytes.
 """
 
 from __future__ import annotations

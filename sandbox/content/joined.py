@@ -1,8 +1,7 @@
 """One whole stream of a checkpoint, made of streams that each lack what the one before had.
 
-Owns: which frames of which stream are needed. Does not own: the format (:mod:`sandbox.content.transfer`), where streams
-lie. Pure: bytes in, bytes out. Guarantee: what comes out is whole, or Protocol is raised before its end is returned;
-each stream is read to its end, so damage anywhere in it is found.
+Pure: bytes in, bytes out. Guarantee: what comes out is whole, or Protocol is raised before its end is returned; each
+stream is read to its end, so damage anywhere in it is found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Memory of a capture that lies in several files: its own pages, and those of captures before it that still hold.
 
-Owns: the directory BELOW in a capture: which page of a process lies where, and hard links to the files that hold it.
-Does not own: which pages those are (:mod:`sandbox.criu.tracking`), pages in the store.
 Guarantee: a capture with BELOW needs no other capture: what its links lead to lives as long as they do and is never
 written to. Next to BELOW it is a directory of images in which the processes have only the pages that it holds itself.
 

@@ -1,7 +1,7 @@
 """Hashes of the memory pages of the newest dumps, kept in memory: a process that needs them again need not make them
 again.
 
-Owns: how many are kept. Does not own: pages, dumps. What is kept here may go at any time.
+What is kept here may go at any time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The index of the page store: its tables, and how an index of an older version becomes one.
-
-Owns: the form of ``index.sqlite``. Does not own: what is in it (:mod:`sandbox.content.pages`).
-"""
+"""The index of the page store: its tables, and how an index of an older version becomes one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
 """The list of a checkpoint's pages, written as what changed in the list of one before.
 
-Owns: finding what changed, and putting it back together. Does not own: the frames
-(:mod:`sandbox.content.transfer`), which checkpoint is the one before. Pure. Guarantee: what :func:`changed` returned
-for two lists, :func:`PageListDelta.over` makes the second of the first. Where the first is another one,
-:func:`PageListDelta.need` raises
-Conflict; places that make no list raise Protocol, before more memory is spent than for what came and what was there.
+Pure. Guarantee: what :func:`changed` returned for two lists, :func:`PageListDelta.over` makes the second of the first.
+Where the first is another one, :func:`PageListDelta.need` raises Conflict; places that make no list raise Protocol,
+before more memory is spent than for what came and what was there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Content-addressed store of memory pages: sandboxes of one owner share them, those of all where the host wants it.
 
-Owns: ``<state>/pages``: compressed blocks in append-only segment files, and the index (SQLite) from owner and blake3
-hash of a page to its number. Does not own: bytes of segment files (:mod:`sandbox.content.segments`), dump files (they
-refer to pages by number), checkpoints, policy.
-
 Layout. New pages are gathered, 64 to a block; a block is compressed with zstd and appended to the newest
 segment; page number = block number * 64 + slot. Number 0 is the zero page, which is stored nowhere. Numbers of
 neighbouring pages are neighbours, so that a dump's list of pages is runs and compresses to next to nothing.

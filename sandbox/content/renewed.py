@@ -1,9 +1,8 @@
 """Raw process images of one checkpoint made into those of the next one, in place.
 
-Owns: which pages are written again. Does not own: where new pages come from, what images mean. A page that
-stays where it was is not touched, so that most of a large memory costs nothing.
-Guarantee: afterwards each page has the hash that was requested, if the directory held what `Former` says, or
-:class:`Lacking` was raised before anything was changed.
+A page that stays where it was is not touched, so that most of a large memory costs nothing. Guarantee: afterwards each
+page has the hash that was requested, if the directory held what `Former` says, or :class:`Lacking` was raised before
+anything was changed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Segment files: where the page store keeps the bytes of its blocks.
 
-Owns: ``<directory>/NNNNNNNN.segment``: appending durably, reading, giving space back. Does not own: what the bytes are
-and where which block lies (the index of :mod:`sandbox.content.pages`), locks.
 Guarantee: what was appended is on the disk when `SegmentTail.sync` returns; an `appending` that fails leaves the file
-as long
-as it was.
+as long as it was.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A checkpoint as one stream: the format, its writer and its reader.
 
-Owns: frames, what each holds, the bounds of each, the hash over all. Does not own: where content comes from or goes to
-(:mod:`daemon.store.exports`, :mod:`daemon.store.imports`). Everything here is pure: bytes in, values out, and the other
-way round.
+Everything here is pure: bytes in, values out, and the other way round.
 
 ::
 

@@ -1,6 +1,5 @@
 """The files that Unix sockets of a sandbox are bound to.
 
-Owns: finding them. Does not own: whether they are where they were (:mod:`sandbox.criu.open_files`).
 Guarantee: a file comes from the socket itself, never looked for by the name that the socket was bound by: names are
 relative, pass through links and are used again.
 """

@@ -1,7 +1,5 @@
 """Checkpoint and restore of the processes of a sandbox: the main path, in order.
 
-Owns: warm CRIU processes, the directories of captures, the store of dumps. Does not own: file snapshots (the caller
-takes one in `on_stopped`), the catalogue, when to checkpoint.
 Guarantee: a capture is complete or CheckpointFailed is raised and the sandbox runs on; a stored dump is durable when
 `store` returns; `restore` gives a running tree (with `verify`, one that equals the checkpoint) or leaves no process.
 

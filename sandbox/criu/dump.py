@@ -1,10 +1,8 @@
 """Dump the processes of a running sandbox with CRIU and leave them running.
 
-Owns: the options of a dump, what happens while the tasks are frozen, the check that no process was left out,
-the translation of CRIU's refusals. Does not own: where CRIU runs (the container), storing the images.
-Guarantee: :func:`dump` returns a complete image directory, `on_stopped` ran while every task of the sandbox was
-frozen, and `on_frozen` ran exactly once after it, when the dump was already good; or it raises CheckpointFailed and the
-sandbox runs on. Neither runs once :func:`dump` has returned or raised.
+Guarantee: :func:`dump` returns a complete image directory, `on_stopped` ran while every task of the sandbox was frozen,
+and `on_frozen` ran exactly once after it, when the dump was already good; or it raises CheckpointFailed and the sandbox
+runs on. Neither runs once :func:`dump` has returned or raised.
 
 ::
 

@@ -1,9 +1,7 @@
 """State equality: a canonical form of a process tree, from CRIU's images.
 
-Owns: what "equal" means of processes. Does not own: taking the dumps that are compared; file trees
-(:mod:`sandbox.tree.facts`).
-Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a
-change of anything listed as compared gives at least one readable line.
+Guarantee: :func:`differences` of two dumps of the same state is empty, however CRIU numbered its objects; and a change
+of anything listed as compared gives at least one readable line.
 
 Compared, per process: parent, group, session, threads; registers, floating point state, signal masks, pending
 signals, credentials, capabilities, seccomp, scheduling, name, personality, rlimits, signal actions, umask, current

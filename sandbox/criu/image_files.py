@@ -1,8 +1,5 @@
 """CRIU's image files as protobuf records: fast enough for the path of a restore.
 
-Owns: the framing (magic numbers, then length and payload of each record) of images whose records carry nothing but
-their message. Does not own: what the records mean. pycriu's own parser makes dictionaries, ten times slower; it stays
-where every field of every image is wanted (:mod:`sandbox.criu.equality`).
 Guarantee: `write` of what `read` returned gives the same bytes; a private copy is replaced, never written through.
 """
 

@@ -1,6 +1,5 @@
 """The paths of files that processes of a sandbox watch by inotify.
 
-Owns: finding them. Does not own: dumping the watches (CRIU gets the paths, see :mod:`sandbox.criu.dump`).
 Guarantee: only paths whose inode is a watched one are returned. Symbolic links are never followed, and the search ends
 after MAX_ENTRIES entries: the tree is the sandbox's, which may change it or make it as large as it likes.
 

@@ -1,7 +1,5 @@
 """Namespaces of a sandbox that CRIU need not dump, because it runs inside them: host name and System V IPC.
 
-Owns: what CRIU leaves out of the images when it runs inside, adding that to them.
-Does not own: which CRIU runs where (:mod:`sandbox.criu.dump`), the time namespace, whose clocks CRIU notes by itself.
 Guarantee: the completed images are those that CRIU would have written from outside (a test compares them); what a
 program inside can change is looked at while it is frozen.
 

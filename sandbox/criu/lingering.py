@@ -1,7 +1,5 @@
 """TCP connections that the kernel still keeps when the processes that had them are gone.
 
-Owns: ending them, so that a restore can bind the ports again: what is in TIME_WAIT holds its port for a minute, against
-everybody if the program that listened there did not set SO_REUSEADDR. Does not own: sockets in use.
 Guarantee: a socket that is open anywhere, also one of the daemon in the sandbox's network, is left alone.
 """
 

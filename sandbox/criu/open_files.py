@@ -1,6 +1,5 @@
 """What the processes of a sandbox hold in its file tree, by any name: the fingerprint of it.
 
-Owns: the fingerprint, and what of it is no longer as it was. Does not own: the verdict.
 Guarantee: where :func:`changed` is empty, process images that hold the one are restored over the files as they are.
 
 =======================  ====================================================================================

@@ -1,6 +1,5 @@
 """Take processes out of a finished dump: those of a sandbox that are its owner's (:mod:`sandbox.container.excluded`).
 
-Owns: the images of such a dump afterwards. Does not own: making it, which processes those are.
 Guarantee: the images are those of a sandbox in which these processes had been killed at the instant of the dump, and
 hold nothing of their memory. What only they held is closed; who was connected to them sees the end they leave:
 

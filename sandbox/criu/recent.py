@@ -1,7 +1,5 @@
 """Raw images of checkpoints that are stored already, kept for a while: restoring from them costs no decompression.
 
-Owns: which ones are kept, where, and their removal. Does not own: any checkpoint's only copy; what is kept here may go
-at any time, and goes with the daemon.
 Guarantee: never more than LIMIT bytes or a SHARE of the file system; the least recently used goes first, but none that
 is being read. What leaves has left its name before its files go, so no reader meets it half removed.
 """

@@ -1,9 +1,5 @@
 """Bring the processes of a checkpoint back with CRIU, in place or under another identity.
 
-Owns: the options of a restore, the network namespace where connections ask for one of their own, holding a restored
-tree before its first instruction.
-Does not own: what is changed in the images (:mod:`sandbox.criu.rewrite`), mounting the right file tree, cgroups and
-their limits (the container; limits are applied after the restore), comparing (:mod:`sandbox.criu.equality`).
 Guarantee: :func:`restore` returns the host pid of a complete, attached, held process tree, or raises RestoreFailed and
 leaves no process of it behind. The images given are never changed.
 

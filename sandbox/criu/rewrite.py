@@ -1,8 +1,5 @@
 """Fit a private copy of a dump's images to the sandbox that they are restored into.
 
-Owns: the ids of a fork, the host name, names of sockets, the network namespace, the connections whose other end lies
-outside, and what the restore must know about the images beforehand. Does not own: running CRIU
-(:mod:`sandbox.criu.restore`), memory (:mod:`sandbox.criu.carried.memory`).
 Guarantee: the images that were given stay as they are; only files of the private copy are replaced. Every image is
 parsed at most once.
 """

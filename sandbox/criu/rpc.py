@@ -1,12 +1,8 @@
 """CRIU's RPC over a transport of ours: one worker process, one protobuf per packet.
 
-Owns: starting ``criu swrk`` (through a given spawner, so that it runs in the right namespaces and cgroup) in a root
-that holds nothing of the host (native/criu-root.c), the request and response packets, answering NOTIFY, CRIU's own
-words on failure, time-outs.
-Does not own: which options a dump or a restore needs.
-Guarantee: :meth:`CriuWorker.call` returns a successful response or raises :class:`CriuError` with CRIU's message
-and the tail of its log; a NOTIFY callback runs before CRIU continues, on the thread of the exchange, so that
-what it does happens exactly at that point of the dump.
+Guarantee: :meth:`CriuWorker.call` returns a successful response or raises :class:`CriuError` with CRIU's message and
+the tail of its log; a NOTIFY callback runs before CRIU continues, on the thread of the exchange, so that what it does
+happens exactly at that point of the dump.
 
 pycriu supplies the messages only. Its client forks, drops ``cr_errmsg`` and cannot answer NOTIFY.
 """

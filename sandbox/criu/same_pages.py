@@ -1,7 +1,4 @@
-"""Which memory pages are the same bytes in two image directories.
-
-Owns: reading page maps and pages of both. Does not own: what a difference means (:mod:`sandbox.criu.equality`).
-"""
+"""Which memory pages are the same bytes in two image directories."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Which TCP connections of a checkpoint can be restored, which are restored closed, and under which address sockets do.
 
-Owns: that decision, from the sockets of the images alone, and how a closed one looks in an image. Does not own: where
-the images lie (:mod:`sandbox.criu.rewrite`), who has which address (the daemon's networks). No I/O.
+No I/O.
 
 ::
 

@@ -1,8 +1,7 @@
 """Dockerfiles: from text to stages of instructions, before anything is expanded. Pure: no files, no sandboxes.
 
-Owns: which instructions there are, their flags and forms. Lines, continuations, here-documents and JSON are read by
-BuildKit's own parser (the package ``dockerfile``). Does not own: variables (:mod:`sandbox.image.words`), what
-instructions mean (:mod:`sandbox.image.stages`). Guarantee: what is not understood is refused by line, never skipped.
+Lines, continuations, here-documents and JSON are read by BuildKit's own parser (the package ``dockerfile``). Guarantee:
+what is not understood is refused by line, never skipped.
 """
 
 from __future__ import annotations

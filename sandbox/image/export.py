@@ -1,8 +1,7 @@
 """Images as other programs read them: an OCI layout that is also an archive of ``docker save``.
 
-Owns: the format. Does not own: how an archive travels (the daemon), registries (skopeo reads the layout). Guarantee:
-the tree is one layer, with owners, modes, times, extended attributes, hard links, holes and FIFOs as they are; an equal
-image gives the same bytes. Blocks.
+Guarantee: the tree is one layer, with owners, modes, times, extended attributes, hard links, holes and FIFOs as they
+are; an equal image gives the same bytes. Blocks.
 
 ::
 

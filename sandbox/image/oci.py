@@ -1,7 +1,5 @@
 """OCI image layouts and what ``docker save`` writes: layers and configuration.
 
-Owns: the formats (OCI image specification 1.1, Docker's archive of version 1.2): which image, which layers in which
-order, whiteouts. Does not own: safe unpacking of one layer (:mod:`sandbox.tree.archive`).
 Guarantee: every blob that an OCI layout names by digest is checked before it is used; an archive never leaves its
 directory; sizes are bounded.
 """

@@ -1,7 +1,6 @@
 """Pulls an image in a process of its own: ``python -m sandbox.image.pull IMAGES REFERENCE [NAME]``.
 
-Owns: the lines that it prints, JSON: how far it is, then the name of the image or the error. A pull reads and unpacks
-gigabytes, so the daemon starts one process for each, and ends it when the caller has left.
+A pull reads and unpacks gigabytes, so the daemon starts one process for each, and ends it when the caller has left.
 """
 
 from __future__ import annotations

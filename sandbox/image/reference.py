@@ -1,7 +1,5 @@
 """Names of images in registries, read as docker reads them. Pure.
 
-Owns: ``[registry/]path[:tag][@digest]``. Does not own: fetching (:mod:`sandbox.image.registry`).
-
 >>> parse("python:3.12-slim").address
 'docker.io/library/python:3.12-slim'
 >>> parse("docker.io/library/python:3.12-slim").name

@@ -1,8 +1,7 @@
 """Images from and to registries, by skopeo: what is in one, its layers on this disk, its tree.
 
-Owns: reading a manifest, what of it is refused, running skopeo, layers kept between pulls. Does not own: unpacking
-(:mod:`sandbox.image.oci`), names (:mod:`sandbox.image.reference`). Credentials are skopeo's business: it reads
-``$REGISTRY_AUTH_FILE``, or else what `docker login` wrote (``~/.docker/config.json``).
+Credentials are skopeo's business: it reads ``$REGISTRY_AUTH_FILE``, or else what `docker login` wrote
+(``~/.docker/config.json``).
 
 Guarantee: what comes from a registry is an adversary's. An image is chosen by the digest of its manifest, which is
 checked here, and every blob by its own; no file is written that is larger than the manifest said, no more than

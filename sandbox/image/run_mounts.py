@@ -1,7 +1,4 @@
-"""``RUN --mount``: what a command finds and leaves out of the image. Pure.
-
-Owns: the words of the flag. Does not own: putting it there (:mod:`sandbox.sdk.build_mounts`).
-"""
+"""``RUN --mount``: what a command finds and leaves out of the image. Pure."""
 
 from __future__ import annotations
 

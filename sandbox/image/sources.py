@@ -1,7 +1,5 @@
 """Where images come from: a directory, an archive, debootstrap, a Docker Engine.
 
-Owns: filling an empty directory with a root file system, and what its source says about starting it. Does not own: the
-store (:mod:`sandbox.image.store`), the formats of archives (:mod:`sandbox.image.oci`).
 Guarantee: a source that fails raises with its own words; the caller throws the half-filled directory away.
 """
 

@@ -1,9 +1,6 @@
 """What the instructions of a Dockerfile mean: variables, configuration, and what is to be done to the tree. Pure.
 
-Owns: the state behind each instruction, which words are expanded and with what, and the actions that change the file
-tree. Does not own: the language (:mod:`sandbox.image.dockerfile`), mounts of RUN (:mod:`sandbox.image.run_mounts`),
-carrying actions out (:mod:`sandbox.sdk.build`). Guarantee: as BuildKit has it; what it would do and we do not is
-refused with its line.
+Guarantee: as BuildKit has it; what it would do and we do not is refused with its line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Images: read-only file trees that sandboxes start from, stored by their content.
 
-Owns: names, trees, their digests and configuration, what makes a tree fit to be a sandbox's root. Does not own: where
-trees come from (:mod:`sandbox.image.sources`), who uses them (the daemon counts).
 Guarantee: an image is visible under its name only when complete (built aside, synced, renamed), holds no device node,
 and is never changed afterwards: its trees are lower layers of living sandboxes. Equal trees are stored once; a tree is
 removed only when no name points to it and the caller says that it is not used.

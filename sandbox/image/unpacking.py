@@ -1,8 +1,7 @@
 """Unpacks an archive in a process of its own: ``python -m sandbox.image.unpacking SOURCE TREE``.
 
-Owns: that process and its bounds. Does not own: the formats (:mod:`sandbox.image.oci`).
-Guarantee: what an archive makes its reader do (decompress, read headers, write) takes neither memory nor threads of
-the caller's: the process has a limit of memory and of time, and ends with the one that started it.
+Guarantee: what an archive makes its reader do (decompress, read headers, write) takes neither memory nor threads of the
+caller's: the process has a limit of memory and of time, and ends with the one that started it.
 """
 
 from __future__ import annotations

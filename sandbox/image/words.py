@@ -1,8 +1,5 @@
 """Words of a Dockerfile: quotes, escapes and variables. Pure.
 
-Owns: what the Dockerfile reference calls environment replacement, as BuildKit carries it out: ``$NAME``, ``${NAME}``
-and the operators ``-`` ``+`` ``?`` (with and without ``:``), ``#`` ``##`` ``%`` ``%%``, ``/`` and ``//``, one within
-another. Does not own: which words of which instruction are expanded (:mod:`sandbox.image.stages`).
 Guarantee: what cannot be read raises ValueError that says why.
 """
 

@@ -1,8 +1,9 @@
 """Every struct that crosses a process boundary of a sandbox host, headed "A -> B".
 
-Owns: the wire, one module for each area; import from here. Fields are append-only with defaults
-(msgspec's schema evolution rules). Does not own: behaviour. The wire is MessagePack between SDK and
-daemon, JSON for everybody else; bytes travel as they are in MessagePack and as base64 in JSON.
+Fields are append-only with defaults (msgspec's schema evolution rules).
+
+The wire is MessagePack between SDK and daemon, JSON for everybody else; bytes travel as they are in MessagePack and as
+base64 in JSON.
 """
 
 from sandbox.messages.checkpoints import (

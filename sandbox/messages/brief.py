@@ -1,7 +1,4 @@
-"""What the structs of the wire look like printed: on one screen, whatever they hold.
-
-Owns: the form: fields that are not at their default, long values cut with their length. Does not own: the structs.
-"""
+"""What the structs of the wire look like printed: on one screen, whatever they hold."""
 
 from __future__ import annotations
 

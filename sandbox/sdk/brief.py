@@ -1,8 +1,6 @@
 """A client for programs that ask the daemon of this host once or twice and end.
 
-Owns: a question and its answer on one connection to the daemon's socket, without an HTTP library: loading one takes
-longer than all else that such a program does. Does not own: streams, uploads and daemons elsewhere, which go the way of
-every client. Guarantee: the same answers and the same errors.
+Guarantee: the same answers and the same errors.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Images from Dockerfiles, built in sandboxes: ``host.images.build``.
 
-Owns: carrying out the stages of a Dockerfile in sandboxes that are gone at the end. Does not own: the language
-(:mod:`sandbox.image.dockerfile`) and its meaning (:mod:`sandbox.image.stages`), the keys of steps
-(:mod:`sandbox.sdk.plan`), one step in a sandbox (:mod:`sandbox.sdk.build_steps`), what was built before (the daemon
-keeps it). Guarantee: a RUN has no more rights than any command in a sandbox; nothing outside the context directory is
-read; a failure names the line and leaves no image and no sandbox behind. A step that is kept under its key is not
-carried out again, and a stage of which nothing is missing is not begun.
+Guarantee: a RUN has no more rights than any command in a sandbox; nothing outside the context directory is read; a
+failure names the line and leaves no image and no sandbox behind. A step that is kept under its key is not carried out
+again, and a stage of which nothing is missing is not begun.
 
 ::
 

@@ -1,9 +1,8 @@
 """What a RUN of an image build finds and leaves out of the image: ``RUN --mount``.
 
-Owns: putting it in before the command and taking it out after it. Does not own: the words of a Dockerfile
-(:mod:`sandbox.image.run_mounts`). Guarantee: when the step's checkpoint is taken, nothing of a mount is in the tree;
-what its place held before lies there again. A cache belongs to the user who builds: it is a tar archive below the
-user's cache directory, and of two builds at the same time the last one's is kept.
+Guarantee: when the step's checkpoint is taken, nothing of a mount is in the tree; what its place held before lies there
+again. A cache belongs to the user who builds: it is a tar archive below the user's cache directory, and of two builds
+at the same time the last one's is kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One step of an image build, carried out in a sandbox: a command, a copy, a directory.
 
-Owns: what the daemon gets for it. Does not own: which steps (:mod:`sandbox.sdk.build`), what they mean
-(:mod:`sandbox.image.stages`), how files are copied (the daemon: :mod:`sandbox.tree.copy_into`). Guarantee: a failure
-names the line.
+Guarantee: a failure names the line.
 """
 
 from __future__ import annotations

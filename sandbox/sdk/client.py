@@ -1,8 +1,5 @@
 """The SDK: a typed, asynchronous client of a sandbox host's daemon.
 
-Owns: what a host offers as a whole. Does not own: one sandbox (:mod:`sandbox.sdk.handle`), the
-connection (:mod:`sandbox.sdk.transport`), any behaviour, which lives in the daemon.
-
 ::
 
     async with Client() as host:

@@ -1,8 +1,4 @@
-"""One sandbox, as the SDK offers it: commands, checkpoints, forks, its end.
-
-Owns: the Python surface of one sandbox; each further area is a facet in a module of its own
-(``sb.files``, ...). Does not own: any behaviour, which lives in the daemon.
-"""
+"""One sandbox, as the SDK offers it: commands, checkpoints, forks, its end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """An agent of keys for ``RUN --mount=type=ssh``: programs in the sandbox ask the one of who builds.
 
-Owns: the relay's frames, connections to the agent. Does not own: the socket in the sandbox
-(``sandbox/native/relay.c``). Guarantee: keys stay with the agent; the sandbox gets answers of at most MAX_MESSAGE bytes
-to questions of its own, for as long as the command of that RUN lasts.
+Guarantee: keys stay with the agent; the sandbox gets answers of at most MAX_MESSAGE bytes to questions of its own, for
+as long as the command of that RUN lasts.
 
 ::
 

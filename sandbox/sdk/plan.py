@@ -1,11 +1,8 @@
 """What a build is going to do, and the keys by which its steps are known again. Pure: no files, no sandboxes.
 
-Owns: which stages are needed, the key of each step that changes the tree. Does not own: what instructions mean
-(:mod:`sandbox.image.stages`), carrying them out (:mod:`sandbox.sdk.build`), where results are kept (the daemon's
-``daemon/store/build_cache.py``). Guarantee: a key is made of everything that the daemon gets for a step: what it
-is based on, the action with its variables, directory, user and shell, what it may reach and use, and the content of
-what is copied. What a command fetches from elsewhere is not part of it, nor what its cache holds, nor the secrets that
-it is given.
+Guarantee: a key is made of everything that the daemon gets for a step: what it is based on, the action with its
+variables, directory, user and shell, what it may reach and use, and the content of what is copied. What a command
+fetches from elsewhere is not part of it, nor what its cache holds, nor the secrets that it is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Programs that outlive the call that started them: background processes and terminals.
 
-Owns: their handles. Does not own: any behaviour, which lives in the daemon. A handle names a program of the
-sandbox's present state: after a restore it is the one of the checkpoint, with the log that it had then.
+A handle names a program of the sandbox's present state: after a restore it is the one of the checkpoint, with the log
+that it had then.
 """
 
 from __future__ import annotations

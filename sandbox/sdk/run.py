@@ -1,7 +1,4 @@
-"""A client's run, as the SDK offers it: sandboxes that end with the client, however it ends.
-
-Owns: renewing the lease of a run while the client lives. Does not own: ending sandboxes, which the daemon does.
-"""
+"""A client's run, as the SDK offers it: sandboxes that end with the client, however it ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """The connection of the SDK to a daemon: one request, one decoded answer or one error.
 
-Owns: the HTTP session, the wire formats, the translation of failures. Does not own: what the routes
-mean. Guarantee: every failure is an error of :mod:`sandbox.errors`; no class is looked up by a name
-that the other side supplied. A call whose connection broke is sent again where that cannot carry it out
-twice: reads, and calls that carry a key by which the daemon knows them again.
+Guarantee: every failure is an error of :mod:`sandbox.errors`; no class is looked up by a name that the other side
+supplied. A call whose connection broke is sent again where that cannot carry it out twice: reads, and calls that carry
+a key by which the daemon knows them again.
 """
 
 from __future__ import annotations

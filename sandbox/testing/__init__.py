@@ -1,7 +1,5 @@
 """A sandbox host for the tests of your own code: no root, no kernel, no daemon.
 
-Owns: an in-process server that speaks the daemon's wire for the core of the SDK: sandboxes, labels, commands, files and
-trees, checkpoints, restore, fork, diff, kill. Does not own: isolation, or running anything.
 Commands do what you script; whatever is not scripted fails with exit code 127 and says so. The repository's contract
 tests hold it against a real daemon.
 

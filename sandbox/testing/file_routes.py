@@ -1,7 +1,4 @@
-"""Routes of the fake host for the file tree: single files and whole trees.
-
-Owns: these handlers. Does not own: sandboxes, which :class:`sandbox.testing.host.FakeHost` supplies.
-"""
+"""Routes of the fake host for the file tree: single files and whole trees."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Whole trees as tar streams, into and out of a directory that belongs to another user.
 
-Owns: packing and unpacking by descriptor, on both sides: the daemon works on a sandbox's tree, the SDK on the user's.
-Does not own: transport, the format (:mod:`sandbox.tree.tar`), trees of strangers on the host
-(:mod:`sandbox.tree.host_files`).
-
 Guarantee: nothing outside the given directory is read or written, whatever the archive or the tree says
 (:mod:`sandbox.tree.safe_path`); a stream larger than its limit, nested too deeply or with headers too large is
 refused; devices and sockets are left out. Files are replaced, never written through links. Holes stay holes.

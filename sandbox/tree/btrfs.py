@@ -1,8 +1,7 @@
 """btrfs by ioctl: subvolumes, snapshots, generations.
 
-Owns: the calls. Does not own: where subvolumes lie or how long they live.
-Guarantee: no process is started; each call is one system call on a directory descriptor, and other threads run
-during it.
+Guarantee: no process is started; each call is one system call on a directory descriptor, and other threads run during
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Archives, compressed or not, recognized by their content.
 
-Owns: which program compressed a file, and whether a tar is in it. Does not own: unpacking
-(:mod:`sandbox.tree.archive`). Guarantee: no program is run, and what is damaged is said to be.
+Guarantee: no program is run, and what is damaged is said to be.
 """
 
 from __future__ import annotations

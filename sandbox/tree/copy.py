@@ -1,9 +1,8 @@
 """Copies a whole file tree: ``python -m sandbox.tree.copy SOURCE TARGET``, a process of its own.
 
-Owns: the copy. Does not own: where the tree comes from (:mod:`sandbox.image.sources`). Guarantee: owners, modes, times,
-extended attributes, links and holes are those of the source; device nodes and sockets are left out; nothing is read
-through links; a tree may be as deep as it likes; whatever the source holds (in btrfs many files can share their data,
-which the copy has once for each), the target's disk is not filled.
+Guarantee: owners, modes, times, extended attributes, links and holes are those of the source; device nodes and sockets
+are left out; nothing is read through links; a tree may be as deep as it likes; whatever the source holds (in btrfs many
+files can share their data, which the copy has once for each), the target's disk is not filled.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Copies parts of one file tree into another, as COPY and ADD of a Dockerfile do. Blocks.
 
-Owns: what a source and a target mean (links on either side, directories, patterns), and that the copy is what the
-source was: content with its holes, owners, modes, times, extended attributes, hard links, devices, FIFOs. Does not
-own: where the trees come from (the daemon). Guarantee: both trees may be changed by their owners at the same time;
-every path is resolved below its root, and nothing of either is run. The caller has the file-system identity of the
-sandbox's root (:func:`sandbox.tree.safe_path.as_sandbox_root`).
+Guarantee: both trees may be changed by their owners at the same time; every path is resolved below its root, and
+nothing of either is run. The caller has the file-system identity of the sandbox's root
+(:func:`sandbox.tree.safe_path.as_sandbox_root`).
 """
 
 from __future__ import annotations

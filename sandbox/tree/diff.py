@@ -1,8 +1,4 @@
-"""How two states of a sandbox's file tree differ: two overlay uppers over one lower.
-
-Owns: the comparison of trees, and one path in both. Does not own: which states are compared (the daemon; neither is one
-that a sandbox still changes), equality of everything else (:mod:`sandbox.criu.equality`).
-"""
+"""How two states of a sandbox's file tree differ: two overlay uppers over one lower."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """How many bytes a btrfs snapshot really added to the disk, and where its files have their data.
 
-Owns: what the items of a subvolume's tree add up to. Does not own: snapshots. Files may share their data, with others
-and with themselves: a file of a tebibyte may lie on a mebibyte. So :func:`shared_once` returns for each piece of the
-disk one place only from which it can be read. Guarantee: data extents are counted exactly, once each, and only those
-written after the older snapshot; the kernel skips unchanged parts of the tree, so the cost follows the change.
+Files may share their data, with others and with themselves: a file of a tebibyte may lie on a mebibyte. So
+:func:`shared_once` returns for each piece of the disk one place only from which it can be read. Guarantee: data extents
+are counted exactly, once each, and only those written after the older snapshot; the kernel skips unchanged parts of the
+tree, so the cost follows the change.
 
 Tree blocks are not listed by the kernel: they are counted from the items that changed blocks hold,
 at least one block, since a snapshot always has a root block of its own.

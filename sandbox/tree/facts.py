@@ -1,7 +1,5 @@
 """State equality: a canonical form of a file tree, and how two trees differ.
 
-Owns: what "equal" means for files. Does not own: processes (:mod:`sandbox.criu.equality`).
-
 Compared: names, type, mode, owner, extended attributes (ACLs and capabilities among them), size, content, where data
 and holes lie, times of modification, targets of links, devices, which names are one file.
 Not compared: ctime and atime, bookkeeping xattrs of overlayfs.

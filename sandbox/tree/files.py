@@ -1,9 +1,5 @@
 """The file tree of one sandbox, seen from the host: read, write, list, move, remove.
 
-Owns: access by path into a running sandbox. Does not own: safe resolution of paths (:mod:`sandbox.tree.safe_path`), how
-names are shown (:mod:`sandbox.names`), whole trees (:mod:`sandbox.tree.archive`), when a write is allowed, or that it
-is captured (the daemon's turn loop).
-
 Guarantee: only regular files are read or written; a FIFO or device is refused and cannot block the host. A written
 file belongs to the sandbox's root. Paths are taken, and names given, as they are shown.
 """

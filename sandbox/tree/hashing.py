@@ -1,8 +1,5 @@
 """What a file snapshot holds, hashed, so that a flipped byte is found and content is known by its hash.
 
-Owns: the digest of a read-only btrfs snapshot (one record for each inode) and the comparison with it. Does not own:
-snapshots, when to hash (the engine), what to do about damage.
-
 A record is two hashes: of the attributes (mode, owner, size, times of content, links, device, extended attributes)
 and of the content (of a file :mod:`sandbox.tree.sparse`, target of a symlink, names and inodes of a directory). The
 digest of a snapshot inherits from the digest of the one before: only inodes that the kernel says were changed since are

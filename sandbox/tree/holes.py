@@ -1,7 +1,4 @@
-"""Where a file holds data, and where it has holes.
-
-Owns: asking the kernel. Does not own: what is made of it (:mod:`sandbox.tree.sparse`, :mod:`sandbox.tree.tar`).
-"""
+"""Where a file holds data, and where it has holes."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
 """What comes out of a sandbox or an image, written to the host: trees, files, names that a stranger has chosen.
 
-Owns: every such write, and the reading of single files in a directory that a stranger has filled. No other module
-unpacks an archive on the host, or joins a path of the host with a name out of a sandbox and opens it (tests look for
-it). Does not own: transport (:mod:`sandbox.sdk.files`), the tree of a sandbox (:mod:`sandbox.tree.archive` writes into
-both), images (:mod:`sandbox.image`).
-
-Guarantee: each component is resolved by the kernel below a directory that the caller named (``openat2`` with
-RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), so that neither a link that came with an earlier copy nor one that appears
-while it is written leads anywhere. Only regular files, directories and symbolic links are made; links are made, and
-never followed. Owners are those of the caller, set-id and sticky bits are dropped, holes stay holes, and neither more
-than the limit is written nor more than the disk has to spare.
+No other module unpacks an archive on the host, or joins a path of the host with a name out of a sandbox and opens it
+(tests look for it). Guarantee: each component is resolved by the kernel below a directory that the caller named
+(``openat2`` with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS), so that neither a link that came with an earlier copy nor
+one that appears while it is written leads anywhere. Only regular files, directories and symbolic links are made; links
+are made, and never followed. Owners are those of the caller, set-id and sticky bits are dropped, holes stay holes, and
+neither more than the limit is written nor more than the disk has to spare.
 """
 
 from __future__ import annotations

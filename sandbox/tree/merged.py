@@ -1,7 +1,6 @@
 """The file tree of a checkpoint, as one directory to be read: what its sandbox wrote over its image.
 
-Owns: that directory. Does not own: what is read of it. Guarantee: it is mounted nowhere, so no crash leaves it behind,
-and nothing can be written to it.
+Guarantee: it is mounted nowhere, so no crash leaves it behind, and nothing can be written to it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The btrfs pool: the disk space of all sandboxes and checkpoints of a host.
 
-Owns: the pool's file, its loop device, its mount, its directories. Does not own: what lies in them.
 Guarantee: after `ensure()` the directories exist on a mounted btrfs; calling it again changes nothing. `close()` leaves
 no mount and no loop device behind (the kernel frees it with the last user). `need()` refuses new work before the disk
 is full; restores and removals that find it full nevertheless get a reserve (`extend()`), which is given back later.

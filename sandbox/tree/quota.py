@@ -1,8 +1,7 @@
 """One disk limit for all that a sandbox writes: its tree of today and of before each restore, and its scratch.
 
-Owns: quota groups of btrfs (simple quotas, Linux 6.7). Does not own: which subvolumes there are
-(:mod:`sandbox.tree.pool`). Guarantee: the subvolumes that joined the group of a sandbox write at most its limit
-together, as far as any of them or a snapshot holds it; a restore begins with what is left of it, not again.
+Guarantee: the subvolumes that joined the group of a sandbox write at most its limit together, as far as any of them or
+a snapshot holds it; a restore begins with what is left of it, not again.
 
 The kernel counts an extent for the subvolume that wrote it, for as long as anybody refers to it. A group of level 1
 adds up its members, also those that were deleted and whose extents are still held.

@@ -1,13 +1,9 @@
 """Paths below a root that belongs to another user, resolved by the kernel.
 
-Owns: every way in which the host opens something in a tree that a sandbox may change under its feet, and the
-descriptors from which it does so: the root of a living sandbox, the upper layer of its file tree. No other module opens
-such a tree by a path string (a test looks for it).
-Does not own: what is done with it, walks through whole trees (:mod:`sandbox.walk`).
-
-Guarantee: a path is resolved below the root (``openat2`` with RESOLVE_IN_ROOT), whatever symlinks or ``..`` the sandbox
-races against us, and never into another mount (so neither ``/proc`` nor a device is reached). What lies there is looked
-at before it is opened, and opened without waiting: neither a FIFO nor a device nor a lease can block the host.
+No other module opens such a tree by a path string (a test looks for it). Guarantee: a path is resolved below the root
+(``openat2`` with RESOLVE_IN_ROOT), whatever symlinks or ``..`` the sandbox races against us, and never into another
+mount (so neither ``/proc`` nor a device is reached). What lies there is looked at before it is opened, and opened
+without waiting: neither a FIFO nor a device nor a lease can block the host.
 """
 
 from __future__ import annotations

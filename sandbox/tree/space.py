@@ -1,8 +1,5 @@
 """Room on a disk that a copy of another user's tree leaves free.
 
-Owns: looking how much is free, now and then, and what of it is promised to the pool. Does not own: limits of a
-sandbox's own disk (:mod:`sandbox.tree.quota`).
-
 The pool is a sparse file. Where images filled the disk below it, writes of sandboxes into a pool that seems to have
 room would fail. So what its file may still grow by counts as used, in this process and in those that it starts.
 """

@@ -1,7 +1,5 @@
 """The content of a file, known by a hash that costs what its data cost, not the holes between them.
 
-Owns: that hash, and the comparison of two contents. Does not own: what a hash is kept for.
-
 Guarantee: the hash follows from the bytes alone, wherever they are holes and wherever they are written zeros. It is
 blake3 of the bytes, but for a content with a whole aligned mebibyte of zeros: of such a one it is a hash of the blocks
 that hold anything, of where they lie and of the size. Of a hole nothing is ever read.

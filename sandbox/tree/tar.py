@@ -1,8 +1,5 @@
 """Tar streams whose headers are bounded, and files with holes in them.
 
-Owns: reading member after member of a stream that a stranger wrote, and the header of a file with holes. Does not own:
-what is done with a member (:mod:`sandbox.tree.archive`).
-
 Guarantee: whatever the stream says, its headers take a bounded part of memory and its members a bounded number; the
 pieces of a file with holes lie in order within the file.
 """

@@ -1,7 +1,5 @@
 """Walks through whole file trees, one alone or several side by side.
 
-Owns: the order of a walk, and the directories that it has open. Does not own: what is done with what is found.
-
 Guarantee: links are not followed, mounts are not entered, nothing but directories is opened. No recursion, no path that
 the kernel must resolve, and a bounded number of open directories: a tree may be as deep as it likes. A tree that is
 changed during it ends the walk with ESTALE, and leads it nowhere else: the way up is taken only where it leads to the

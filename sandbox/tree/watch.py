@@ -1,8 +1,5 @@
 """Changes below a directory of a sandbox, as they happen.
 
-Owns: one inotify instance per watch and the directories that it covers. Does not own: what is done about
-a change; the verdict of a turn never depends on it (a store through a shared mapping raises no event).
-
 Guarantee: a directory made below a recursive watch is covered, and what was put into it before it was is
 reported; when events are lost, an ``overflow`` says so.
 """

@@ -1,7 +1,5 @@
 """What the attached inspector costs a workload of many system calls: untar, git, pip install, compile.
 
-Owns: the workload, its interleaving, the estimate. Does not own: the inspector.
-
 One round runs every step twice, right after one another: with the inspector loaded, attached and watching the
 step's control group, and with none loaded; which of them is first is drawn anew for each step. Sums over the steps of
 a round make a pair. The estimate is the median of the pairs' ratios, with the 95 % interval of a bootstrap over pairs:

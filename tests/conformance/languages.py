@@ -1,6 +1,5 @@
 """An image with the languages and servers that Debian has, and in each of them programs that wait.
 
-Owns: fetching packages beside an image of this host, compiling the programs. Does not own: running them.
 Guarantee: :func:`image` gives a tree that is complete; a language that could not be had is in `missing`, with why.
 """
 

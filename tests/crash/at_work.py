@@ -1,7 +1,5 @@
 """A sandbox at work as an agent's is: a model that thinks, a process with memory, answers that tell all that was done.
 
-Owns: what runs inside, the pace, what is told. Does not own: hosts, what happens to them.
-
 Each turn appends a number to a file and to the memory of a process that lives since the start, and is answered with
 both. Thinking lasts as a lognormal law says: in public recordings of agents at work half of all thoughts last 3.2 s,
 and the logarithms of their lengths have a deviation of 0.73.

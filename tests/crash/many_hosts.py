@@ -1,6 +1,5 @@
 """Hosts of a cluster on one machine: each a daemon in a network namespace, with a pool and control groups of its own.
 
-Owns: the namespaces, a bridge between them, links of a limited rate, their loss and their cut. Does not own: any load.
 A kill takes all that a host is: its daemon, what watches its lease, its sandboxes and their shims.
 """
 

@@ -1,7 +1,4 @@
-"""Sandboxes that move while something inside works: a process with memory, a service with a database and its client.
-
-Owns: what runs inside, the moves, whether it went on. Does not own: hosts.
-"""
+"""Sandboxes that move while something inside works: a process with memory, a service with a database and its client."""
 
 from __future__ import annotations
 

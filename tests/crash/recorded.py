@@ -1,8 +1,7 @@
 """A rollout that plays back: the batches of a finished run's store, to a real trainer, over the real socket.
 
-Owns: the desk behind the door, and a trainer's process that is killed as often as asked. Does not own: recording (a
-run's store is the record). Guarantee: a trainer gets the batch of each step as it was handed out in the recorded run,
-and nothing that it publishes is served.
+Guarantee: a trainer gets the batch of each step as it was handed out in the recorded run, and nothing that it publishes
+is served.
 """
 
 from __future__ import annotations

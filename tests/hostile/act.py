@@ -1,8 +1,5 @@
 """Hostile acts: what a sandbox's root may try against the host, its neighbours and its own keepers.
 
-Owns: what an act is, where it takes place, how to tell that it was really tried. Does not own: the acts, which lie in
-rooms of their own and are all in :mod:`tests.hostile.acts`; running them (:mod:`tests.hostile.isolation`, and the
-tests).
 Guarantee: an act counts as contained only if it was really tried: its program must report each attempt.
 
 A program is Python, run as the sandbox's root with `ATTEMPT` before it. It prints ``tried`` for each attempt and

@@ -1,6 +1,5 @@
 """Changes to CRIU's images that keep their form: fields of records, records, whole files.
 
-Owns: what is changed, drawn from a seeded generator. Does not own: judging or restoring what comes of it.
 Guarantee: the images given stay as they are; the same generator gives the same changes.
 """
 

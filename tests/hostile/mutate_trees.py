@@ -1,7 +1,6 @@
 """Makes what a stranger would have the host unpack or copy: archives, image layouts, build contexts, names.
 
-Owns: the cases, from a seed. Does not own: what is done with them (:mod:`tests.hostile.treefuzz`). Members of archives
-are packed once and put together anew for each case: packing takes longer than unpacking.
+Members of archives are packed once and put together anew for each case: packing takes longer than unpacking.
 """
 
 from __future__ import annotations

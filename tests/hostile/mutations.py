@@ -1,7 +1,7 @@
 """Streams of checkpoints, changed where it hurts: structure-aware mutations of what an exporter may say.
 
-Owns: the seeds and their mutations, the same for the same random numbers. Frames are honest in form and end with the
-right hash, but for a share that is cut, flipped or in another order: so what is said is looked at.
+Frames are honest in form and end with the right hash, but for a share that is cut, flipped or in another order: so what
+is said is looked at.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What a sandbox, or a client who may use some, does to starve its neighbours.
 
-Owns: the attacks of :mod:`tests.hostile.neighbours`. Does not own: measuring. Each is a block of code: what it prepares
-comes
-before its ``yield``, what it does goes on until the block is left, and nothing of it is left behind then. It says what
-it saw, so that an attack that did nothing is no success.
+Each is a block of code: what it prepares comes before its ``yield``, what it does goes on until the block is left, and
+nothing of it is left behind then. It says what it saw, so that an attack that did nothing is no success.
 
 As a program, ``python -m tests.hostile.starving SOCKET IMAGE PORT NAME`` carries one out: it prints a line when the
 attack goes on, ends it when its standard input ends, and then prints how often it did something and what it saw.

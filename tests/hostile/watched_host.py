@@ -1,7 +1,5 @@
 """Whether anything of the host is opened for writing, made, changed or removed while something hostile goes on.
 
-Owns: bait on the host's file systems that nobody else touches, fanotify marks on it and on the whole file system of the
-host's root, the attribution of what is seen. Does not own: what goes on.
 Guarantee: each change of the bait is found, by comparison and by its event. Changes elsewhere on the root's file system
 are found when the process that made them was in the watched control group at one of many looks at it.
 """

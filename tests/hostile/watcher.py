@@ -1,7 +1,6 @@
 """Sees every file that chosen processes open for writing, create, move or remove on watched file systems (fanotify).
 
-Owns: the marks and reading them. Does not own: which file systems may be written to. A queue that overflowed is told:
-what was not seen is no proof.
+A queue that overflowed is told: what was not seen is no proof.
 """
 
 from __future__ import annotations

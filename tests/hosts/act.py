@@ -1,8 +1,7 @@
 """What an act on a host is: a function that raises when the host does not do what it should.
 
-Owns: the list of acts, running them one after the other, what is written of each. Does not own: what they do
-(:mod:`sandbox_acts`, :mod:`host_acts`). Runs where Pagurus is installed, with its public interface and the standard
-library alone, as a program of a stranger would.
+Runs where Pagurus is installed, with its public interface and the standard library alone, as a program of a stranger
+would.
 """
 
 from __future__ import annotations

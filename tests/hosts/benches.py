@@ -1,7 +1,7 @@
 """Benches in short forms on this host: ``python -m tests.hosts.benches REPORT [--only WORD] [--done FILE]``.
 
-Owns: which benches run on a host, how short, and what of their results counts. They are those of the checkout in the
-working directory, with the parts that the installed package brought (``PAGURUS_PREFIX``). Needs a C compiler.
+They are those of the checkout in the working directory, with the parts that the installed package brought
+(``PAGURUS_PREFIX``). Needs a C compiler.
 """
 
 from __future__ import annotations

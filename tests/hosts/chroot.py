@@ -1,7 +1,6 @@
 """The package on the kernel of this machine: in a root of the guests' image, without systemd.
 
-Owns: that root, in a mount namespace of its own; what is written goes with the directory of the job. Acts that need
-systemd are absent there.
+Acts that need systemd are absent there.
 """
 
 from __future__ import annotations

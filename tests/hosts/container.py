@@ -1,8 +1,7 @@
 """The package in a container on the kernel of this machine, built and started as docs/hosts.md says.
 
-Owns: a dockerd and a container of its own, and the image that packaging/Containerfile makes of the package on a base
-that debootstrap makes: there may be no registry. Does not own: the acts. The container has a network namespace of its
-own with a way out that leads nowhere, as guests have: other daemons of this machine keep theirs.
+The container has a network namespace of its own with a way out that leads nowhere, as guests have: other daemons of
+this machine keep theirs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The disk of a guest: debootstrap, Debian's kernels, what the package depends on, and a unit that runs a job.
 
-Owns: building it once into the cache (``PAGURUS_HOSTS_CACHE``, /var/cache/pagurus-hosts). No compiler is installed in
-it and no Python beyond Debian's own: what is tried in it is the package, on a machine like a user's. The packages of a
-compiler lie in :data:`COMPILER`, for the benches that run after that.
+No compiler is installed in it and no Python beyond Debian's own: what is tried in it is the package, on a machine like
+a user's. The packages of a compiler lie in :data:`COMPILER`, for the benches that run after that.
 """
 
 from __future__ import annotations

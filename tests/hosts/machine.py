@@ -1,7 +1,7 @@
 """A guest in qemu: boot, run one job, power off.
 
-Owns: the process of qemu and the directory that it shares with the guest. A guest has no network. With KVM where it
-works, else by software, which is some fifty times slower: time-outs are set for that.
+A guest has no network. With KVM where it works, else by software, which is some fifty times slower: time-outs are set
+for that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The hosts that Pagurus is tried on: Debian's releases with Debian's own kernels.
-
-Owns: which there are. Does not own: how a guest is built (:mod:`guest_image`) and booted (:mod:`machine`).
-"""
+"""The hosts that Pagurus is tried on: Debian's releases with Debian's own kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The tables of docs/hosts.md, made from what the last run on each system found (tests/hosts/results).
 
-Owns: their text, and the records. Does not own: the runs.
-
 ::
 
     python -m tests.hosts.table            # print it

@@ -1,7 +1,6 @@
 """A real daemon for tests: its own state, its own pool, its own socket, gone at the end.
 
-Owns: starting, killing and cleaning up. Not a test module. Needs root, btrfs, BTF and the parts that
-`make setup` built; `missing()` names what is not there.
+Not a test module. Needs root, btrfs, BTF and the parts that `make setup` built; `missing()` names what is not there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A small program for the inspector's tests, in the image of the generator: `/probe NAME` does one thing N times.
 
-Owns: operations that the generator of tests/conformance/native lacks. Not a test module.
+Not a test module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A scripted model server for the tests of the gateway: OpenAI and Anthropic, streams included. Not a test module.
-
-Owns: a server on a loopback port that answers by a function of the request, counts what it was asked, and can be told
-to wait, to break off, or never to end.
-"""
+"""A scripted model server for the tests of the gateway: OpenAI and Anthropic, streams included. Not a test module."""
 
 from __future__ import annotations
 

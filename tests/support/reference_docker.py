@@ -1,7 +1,6 @@
 """A dockerd with today's BuildKit, out of the directory that `make test-images` fills, for tests that compare with it.
 
-Owns: starting it in a mount namespace of its own, and what `docker build` makes: tree and configuration. Guarantee: all
-that it writes lies below `root`, and nothing is mounted outside its namespace; it has no network.
+Guarantee: all that it writes lies below `root`, and nothing is mounted outside its namespace; it has no network.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Coding agents as npm and PyPI have them, and a model for all of them, which says what is written here.
 
-Owns: how each agent is started for a task of its own, and the four protocols that they speak. The task: a program with
-a fault, which three commands look at, repair and check; aider, which runs no commands, is given a wrong repair and,
-after the failed check, the right one. Not a test module.
+The task: a program with a fault, which three commands look at, repair and check; aider, which runs no commands, is
+given a wrong repair and, after the failed check, the right one. Not a test module.
 """
 
 from __future__ import annotations

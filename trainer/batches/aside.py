@@ -1,6 +1,5 @@
 """Samples that were not trained on: ``put_aside.jsonl`` of a run directory, a line each, with the reason. No torch.
 
-Owns: the lines. Does not own: who is at fault (trainer.isolate).
 Guarantee (I7): a step's save names what it put aside, and a trainer that continues from it brings the file up to it, so
 that of every batch that was consumed each sample is trained on or named here, once, also across a crash.
 """

@@ -1,6 +1,5 @@
 """What a group of which members share turns says to each token. Pure.
 
-Owns: from trees to lists that have one entry per token. Does not own: the formulas (rollout.decide.tree).
 Guarantee: a turn that several trajectories share bears gradient in one of them; its advantage is that of its segment
 times their number.
 """

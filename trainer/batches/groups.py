@@ -1,8 +1,4 @@
-"""A batch of groups as the learner sees it. Pure.
-
-Owns: which trajectories and tokens bear gradient, their pieces as samples, how old they are. Does not own: which groups
-are in a batch (rollout), what branches have earned (branches), losses.
-"""
+"""A batch of groups as the learner sees it. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Packed tensors: trajectories one after another, without padding.
 
-Owns: the layout. Guarantee: position numbers begin at 0 in each trajectory and `lengths` says where each ends; that is
-all that attention needs to keep them apart.
+Guarantee: position numbers begin at 0 in each trajectory and `lengths` says where each ends; that is all that attention
+needs to keep them apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which trajectories share a micro-batch, and on which rank: a pure function of their lengths.
 
-Owns: the plan. Does not own: tensors. Guarantee: every trajectory is in exactly one micro-batch; no micro-batch holds
-more tokens than the budget, unless one trajectory alone does; every rank has as many micro-batches as the others, and
-those of one round cost about the same, so that no rank waits long for another.
+Guarantee: every trajectory is in exactly one micro-batch; no micro-batch holds more tokens than the budget, unless one
+trajectory alone does; every rank has as many micro-batches as the others, and those of one round cost about the same,
+so that no rank waits long for another.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """One trajectory as the trainer sees it, and why it may be refused.
 
-Owns: the struct that crosses from rollout to trainer, its checks, the log of batches. Does not own: rewards.
 Guarantee: a sample that passes `refusal` has finite numbers and lists of one length, so no loss made from it can be
 infinite by its own fault; a batch that was written is read back equal, or the read fails.
 """

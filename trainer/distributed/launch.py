@@ -1,6 +1,5 @@
 """`Fleet`: the ranks of one trainer on this machine, started by torchrun, watched, named when lost, started again.
 
-Owns: torchrun's process, the decision that a rank is lost. Does not own: what ranks do (worker).
 Guarantee: a rank that dies is named at once, one that is stopped within `silent` seconds, one that hangs in its own
 code within `stuck`; then no rank of this fleet is left, and `start` continues from the last save, with any number of
 ranks. What a rank itself said it cannot continue for (a number that is not finite, a full disk) is raised as that.

@@ -1,7 +1,4 @@
-"""Who takes part: this process's number, how many there are, and sums over all of them.
-
-Owns: the process group. Does not own: its members' lives (watch), the model's shards (shard).
-"""
+"""Who takes part: this process's number, how many there are, and sums over all of them."""
 
 from __future__ import annotations
 

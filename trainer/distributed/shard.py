@@ -1,7 +1,4 @@
-"""A model spread over ranks by FSDP2, and what is whole again for those who want it whole.
-
-Owns: which modules are sharded how. Does not own: saves, gradients (they come averaged over ranks).
-"""
+"""A model spread over ranks by FSDP2, and what is whole again for those who want it whole."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Who hangs, who died: every rank leaves signs of life, the watcher names the one that stopped.
 
-Owns: the signs (one small file per rank), the judgement. Does not own: what happens then (launch, loop).
 Guarantee: `judge` names a rank without a sign of life within `silent` seconds, or that keeps all others waiting for
-`stuck` seconds; a rank that only waits for another is not named. A process that was stopped or killed gives no
-sign; one that is caught in its own code gives signs without progress. A rank whose owner has ended ends itself.
+`stuck` seconds; a rank that only waits for another is not named. A process that was stopped or killed gives no sign;
+one that is caught in its own code gives signs without progress. A rank whose owner has ended ends itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """The best policy of a run by a figure of its evaluations: a model directory ``best`` that no newer version removes.
 
-Owns: that directory, which version is in it. Does not own: evaluations (run), weights (rollout.weights).
 Guarantee: after `kill -9` at any instant ``best`` is a complete model with its figure, or is brought back as one when
 the run continues; a later version replaces it only with a greater figure.
 """

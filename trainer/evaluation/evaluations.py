@@ -1,8 +1,4 @@
-"""Evaluations of a run: after which steps, their figures, the best version.
-
-Owns: what is recorded of held-out episodes and of suites. Does not own: playing them (the rollout, or
-trainer.evaluation.queue in the background).
-"""
+"""Evaluations of a run: after which steps, their figures, the best version."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Evaluations in the background of training, each of one version, one after the other, in a process of its own.
 
-Owns: the directories ``evaluations/STEP`` of a run, their processes, trying again. Does not own: playing
-(rollout.background_evaluation), figures (trainer.evaluation.evaluations).
 Guarantee: an evaluation that was begun is recorded once, also when the trainer or its process is killed: it is on disk
 until its episodes were recorded.
 

@@ -1,6 +1,5 @@
 """Causal attention over packed trajectories, none of which sees another.
 
-Owns: the arithmetic, for our model and, registered under `NAME`, for every model of transformers.
 Guarantee: exact isolation: the output at a trajectory's tokens is a function of its own tokens alone.
 
 On a GPU in half precision it is one fused kernel over all trajectories. Elsewhere it goes trajectory by trajectory:

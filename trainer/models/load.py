@@ -1,6 +1,5 @@
 """From a Hugging Face directory to a model that the trainer can use, and back.
 
-Owns: which implementation reads a directory, what is refused, adapters, export. Does not own: publication to engines.
 Guarantee: what is exported loads in transformers and vLLM and computes what was trained: adapters are merged.
 
 Our own Qwen3 reads directories of its kind (it starts in a second and is the engine's definition); transformers reads

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens, without ever holding the logits of a whole micro-batch.
 
-Owns: the arithmetic and its gradient. Guarantee: at most `CHUNK` numbers in fp32 exist per vocabulary-sized tensor at a
-time, whatever the batch; results do not depend on the size of a chunk beyond rounding.
+Guarantee: at most `CHUNK` numbers in fp32 exist per vocabulary-sized tensor at a time, whatever the batch; results do
+not depend on the size of a chunk beyond rounding.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """A policy directory in the Hugging Face layout, made from scratch: Qwen3 weights, tokenizer, configs.
 
-Owns: the tokenizer and the size of a policy. Does not own: the forward pass and the files of the weights
-(rollout.engine.model, one definition for trainer and engine), fitting, publication.
-Guarantee: `transformers`, vLLM and the embedded engine load the same directory; every byte string has tokens
-(words that an environment names have one each, everything else is spelt in bytes), decoding what was encoded
-gives the same text, and no text spells a special token; the same seed gives bit-identical weights.
+Guarantee: `transformers`, vLLM and the embedded engine load the same directory; every byte string has tokens (words
+that an environment names have one each, everything else is spelt in bytes), decoding what was encoded gives the same
+text, and no text spells a special token; the same seed gives bit-identical weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """`Scorer`: a model as the trainer sees it, from packed tokens to log-probabilities of the sampled ones.
 
-Owns: the way from a backbone's hidden states to numbers per token, activation checkpointing, the critic.
 Guarantee: equal to log_softmax of the model's logits, whatever is packed with a trajectory.
 """
 

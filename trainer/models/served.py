@@ -1,7 +1,4 @@
-"""Does an engine report what the trainer computes? Answers of an engine, scored again in the way that trains them.
-
-Owns: the questions, the comparison. Does not own: engines, the way to score (verify).
-"""
+"""Does an engine report what the trainer computes? Answers of an engine, scored again in the way that trains them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Does the trainer compute what a model computes? Tested by the model's own behaviour, before it is trained.
 
-Owns: the probes, what is compared, the verdict. Does not own: the ways to score (scorer), loading (load).
 Guarantee: a model is trained in a way in which its log-probabilities were seen to equal those of transformers' own
 forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, it is refused with the numbers.
 

@@ -1,7 +1,6 @@
 """Objectives: what a step of training makes smaller, as rows of one table of parts.
 
-Owns: formulas. Pure: tensors in, tensors out; no model, no clock, no I/O. Does not own: where log-probabilities come
-from (models), which tokens share a micro-batch (batches), when a step happens (learner).
+Pure: tensors in, tensors out; no model, no clock, no I/O.
 
 Symbols, the same in every docstring here:
 

@@ -1,8 +1,7 @@
 """How much better than expected: from rewards to one advantage per sampled token.
 
-Owns: baselines, normalisers, generalised advantage estimation. Pure. Does not own: the loss.
-Guarantee: a part of the batch that says nothing gets advantage exactly 0: a group whose rewards are all equal, for
-the baselines `group` and `leave_one_out`.
+Pure. Guarantee: a part of the batch that says nothing gets advantage exactly 0: a group whose rewards are all equal,
+for the baselines `group` and `leave_one_out`.
 """
 
 from __future__ import annotations

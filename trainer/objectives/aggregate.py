@@ -1,7 +1,7 @@
 """From losses of tokens to one number: which share of the batch's mean each token has.
 
-Owns: the shares. Pure. Guarantee: shares depend on counts of the *whole* batch alone, so that however the batch is
-split over micro-batches, ranks and time, the sum of the parts is the whole.
+Pure. Guarantee: shares depend on counts of the *whole* batch alone, so that however the batch is split over
+micro-batches, ranks and time, the sum of the parts is the whole.
 """
 
 from __future__ import annotations

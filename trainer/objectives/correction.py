@@ -1,7 +1,7 @@
 """Corrections for data that another policy sampled: what each token's loss is multiplied by.
 
-Owns: the factors. Pure. They bear no gradient. k_t = π_prox / μ compares the trainer's policy before the step with
-what the engine reported: it is 1 for an engine that computes as the trainer does, with the same weights.
+Pure. They bear no gradient. k_t = π_prox / μ compares the trainer's policy before the step with what the engine
+reported: it is 1 for an engine that computes as the trainer does, with the same weights.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a batch, or whole groups of one, say to each of its tokens: advantage and share.
 
-Owns: both, before the numbers that only a complete batch knows divide them. Pure.
-Guarantee: losses with these advantages and shares, summed over any split of the batch into groups and divided once by
-`divisor` of the whole, are the objective of the whole batch.
+Pure. Guarantee: losses with these advantages and shares, summed over any split of the batch into groups and divided
+once by `divisor` of the whole, are the objective of the whole batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The loss of every sampled token, before the batch's mean is taken.
 
-Owns: surrogates, KL terms, the value loss, imitation, distillation. Pure. Symbols: the package's docstring.
+Pure. Symbols: the package's docstring.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Figures that every step logs, as sums, so that those of micro-batches and ranks add up.
 
-Owns: the sums and what is made of them. Pure. Guarantee: each figure is over the sampled tokens for which a forward
-pass was made; trajectories that could bear no gradient are counted, not computed.
+Pure. Guarantee: each figure is over the sampled tokens for which a forward pass was made; trajectories that could bear
+no gradient are counted, not computed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The table: each published objective is one row of parts.
 
-Owns: the rows and how a row's parts are put together. Pure.
+Pure.
 """
 
 from __future__ import annotations

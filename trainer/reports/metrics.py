@@ -1,6 +1,5 @@
 """What is recorded while a run goes: one line per step, one line per turn.
 
-Owns: `metrics.jsonl`, `turns.jsonl` of a run directory. Does not own: what the figures mean, trackers.
 Guarantee: a line is written whole or, after a kill, ignored by `read_lines`; a resumed run appends.
 """
 

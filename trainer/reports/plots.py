@@ -1,7 +1,6 @@
 """The pictures of a run, drawn from its files alone.
 
-Owns: the PNGs. Does not own: any figure in them (metrics.jsonl, turns.jsonl). Can be run again on a run directory:
-``python -m trainer.reports.plots runs/latest``.
+Can be run again on a run directory: ``python -m trainer.reports.plots runs/latest``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The figures of a run: counted while it goes, written at its end.
 
-Owns: the counters, `summary.json`, the table that a person reads. Does not own: measuring (turn records carry the
-times and bytes), plots.
 Guarantee: every figure is a count or a sum over records of this run, whatever else its host does; none is assumed.
 Counters survive a resume. Bytes are those of checkpoints that were on the disk when their trajectory ended.
 """

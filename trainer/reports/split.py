@@ -1,6 +1,5 @@
 """Where the wall time of a run went: a pure function of how long the trainer worked and waited.
 
-Owns: the division. Does not own: the clocks (the trainer's loop, `rollout.episode_clock`).
 Guarantee: the parts of a step add up to its wall time. While the trainer works, the time is the trainer's, though
 rollouts continue. While it waits for a batch, the time is divided in proportion to what the trajectories spent in each
 phase at that time; what remains when no trajectory did anything is idle.

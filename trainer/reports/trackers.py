@@ -1,6 +1,5 @@
 """Where the figures of steps go besides `metrics.jsonl`: TensorBoard, Weights & Biases, MLflow, by their names.
 
-Owns: one small face for the three, and what is said where one is not installed. Does not own: figures (metrics).
 Guarantee: a process that continues a run continues in the same tracker run, at the steps after those that it has; a
 tracker that cannot be reached when the run begins is reported before anything is spent.
 """

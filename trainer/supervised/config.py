@@ -1,7 +1,4 @@
-"""Settings of a supervised run: imitation of conversations, or preferences between answers.
-
-Owns: the tree and its directory. Does not own: the tables that it shares with runs of reinforcement (trainer.settings).
-"""
+"""Settings of a supervised run: imitation of conversations, or preferences between answers."""
 
 from __future__ import annotations
 

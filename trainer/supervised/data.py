@@ -1,7 +1,5 @@
 """Conversations and preferences as tokens, by the model's own chat template.
 
-Owns: which tokens of a conversation are learned from, and rows that are no conversation. Does not own: reading files
-(rollout.environments.rows), losses, steps.
 Guarantee: a token is learned from if, and only if, the template puts it into a message of the assistant (its end
 included): what opens the message, other messages and padding are not. A template that shows earlier answers otherwise
 than they were said (it drops their reasoning) gives a piece of its own to each answer.

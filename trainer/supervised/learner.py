@@ -1,7 +1,5 @@
 """Steps on text that was written before: imitation of answers, and preferences between two of them.
 
-Owns: one step and its measurement without gradients. Does not own: formulas (objectives), tokens (data), the order of
-batches (run).
 Guarantee: the loss of a batch, and its gradient, do not depend on how it is packed into micro-batches, nor on how many
 ranks share them. All ranks are given the whole batch and have its figures.
 """

@@ -1,6 +1,5 @@
 """A supervised run: rows to tokens, epochs of steps, a measurement on rows that are not trained on, a model directory.
 
-Owns: the order of batches, the run directory, resumption. Does not own: a step (learner), tokens (data).
 Guarantee: which rows are held out is a value of the data, never of the seed; a run that was killed continues with the
 batch after its last save and ends with the weights that it would have had.
 

@@ -1,7 +1,5 @@
 """Which class of servers serves which environment cheapest, learned while it is played. Pure.
 
-Owns: what is known of each environment (`Profiles`) and of each class of servers, what a request would cost where.
-Does not own: measuring (rollout.pool), who has a free slot (rollout.decide.engines.routing).
 Guarantee: with one class nothing is decided here; an environment or a class of which nothing is known is never judged:
 requests of the one go to the least loaded server, the other is tried.
 

@@ -1,10 +1,9 @@
 """What the next step of an engine does that serves users and leaves the rest to rollouts. Pure.
 
-Owns: what steps have cost so far, whether rollouts are suspended. Does not own: the slack of a step
-(rollout.decide.engines.headroom), requests, engines, clocks, files. Both engines choose by it: the embedded one
-(rollout.engine.embedded.colocation), and vLLM, in whose process only this module, that of the headroom and that of the
-log (rollout.step_log) are loaded (rollout/engine/inside/pagurus_colocation.py).
-Guarantee: the same promise and the same events give the same steps, on every machine: no library computes them.
+Both engines choose by it: the embedded one (rollout.engine.embedded.colocation), and vLLM, in whose process only this
+module, that of the headroom and that of the log (rollout.step_log) are loaded
+(rollout/engine/inside/pagurus_colocation.py). Guarantee: the same promise and the same events give the same steps, on
+every machine: no library computes them.
 
 What a step costs is learned while it works: seconds against answers and tokens of prompts, by least squares, of which
 the newest steps count most. Steps that took longer than the line says count ten times as much as those that took less

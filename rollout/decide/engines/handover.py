@@ -1,7 +1,5 @@
 """How many engines go over from decoding to gradients before all answers are there. Pure.
 
-Owns: that choice, once in a step of the run. Does not own: moving answers to the engines that stay (rollout.pool),
-gradients (trainer.stream), which begin when engines rest.
 Guarantee: those that stay have a slot for every answer, and their decoding step takes at most `SLOWER` times as long.
 
 Where the same GPUs roll out and train, most engines serve a few long answers for the second half of a rollout, while

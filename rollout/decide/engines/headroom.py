@@ -1,7 +1,5 @@
 """How much rollout work a serving engine may do in its next step without being late for its own users. Pure.
 
-Owns: the slack of a serving engine. Does not own: which engine gets a turn of a rollout
-(rollout.decide.engines.routing), engines, requests, clocks, the price of a step (it is measured; `StepCost`).
 Guarantee: no step is chosen whose predicted time makes the first token of a waiting request, or the next token of a
 running one, later than its budget; rollouts get only what is left.
 

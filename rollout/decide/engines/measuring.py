@@ -1,9 +1,4 @@
-"""What an answer costs the server that gives it, measured where requests are routed. Pure: the router passes the time.
-
-Owns: the times and tokens of one answer on one server, what the server is busy with at that time, and how long its
-decoding steps take by the answers that share them (`StepTimes`). Does not own: what is learned of whole answers
-(rollout.decide.engines.affinity).
-"""
+"""What an answer costs its server, measured where requests are routed. Pure: the router passes the time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Options of a vLLM server that the user names as vLLM does: ``{gpu_memory_utilization = 0.8, enforce_eager = true}``.
 
-Pure. Owns: which are ours to set, how a value becomes words of a command line. vLLM itself knows which exist.
+Pure. vLLM itself knows which exist.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Over how many GPUs an engine is spread, or how many sequences share its cache: chosen by preemptions. Pure.
 
-Owns: that choice, once per step of the run. Does not own: counting preemptions, engines.
 Guarantee: a power of two from 1 to `limit`; it changes by one factor of two at a time.
 
 When the cache of an engine is full, its newest answers are put back and read again later: preemptions. An engine on

@@ -1,6 +1,5 @@
 """Which server of a pool has seen which beginnings of token lists. Pure.
 
-Owns: the memory of prefixes, in blocks, as engines cache them. Does not own: what follows from it (routing).
 Guarantee: what `deepest` answers was remembered for that server and not forgotten since; memory is bounded.
 """
 

@@ -1,6 +1,5 @@
 """Which server of a pool gets which request, and which server is to be given up. Pure.
 
-Owns: the views, the answers, the rules below. Does not own: requests, servers, clocks (rollout.pool).
 Guarantee: the same view gives the same actions, in the live pool and in a replay of its log; a server is never given
 more requests than its slots; of two requests the one of lower priority number, then the older one, goes first.
 

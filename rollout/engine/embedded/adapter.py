@@ -1,8 +1,7 @@
 """An adapter (LoRA) next to the weights of the embedded engine: from version to version the adapter alone changes.
 
-Owns: the layers, how a directory with an adapter becomes a model. Does not own: names and files
-(rollout.weights.adapter). Guarantee: the base model's weights are never written to; the layer computes base + scaling *
-up @ down in the engine's own precision, as the trainer does.
+Guarantee: the base model's weights are never written to; the layer computes base + scaling * up @ down in the engine's
+own precision, as the trainer does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """What was pulled, written into the weights that an engine computes with.
 
-Owns: the conversion from published words to parameters. Does not own: pulling, pausing.
 Guarantee: after `StagedChanges.apply` the parameters are what a full load of the mirror would give, bit for bit. All
-that
-can be done before is done in `prepare`: the pause is the writing alone.
+that can be done before is done in `prepare`: the pause is the writing alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Which blocks of a paged cache hold a row's keys and values: what rows have in common is held once.
 
-Owns: the tables, how many rows use a block, which blocks are free. Does not own: tensors (paged), who occupies a row
-(scheduler).
-Guarantee: a block that several rows use is never written to; a row that would, gets a copy of it first.
-Pure: no I/O, no torch.
+Guarantee: a block that several rows use is never written to; a row that would, gets a copy of it first. Pure: no I/O,
+no torch.
 
 ::
 

@@ -1,6 +1,5 @@
 """The embedded engine's requests as the view that decides what users leave to rollouts. Pure.
 
-Owns: the view. Does not own: deciding (rollout.decide.engines.colocation), rows and batches (scheduler), tensors.
 Guarantee: a request of priority 0 is a user's; all others get what users leave.
 """
 

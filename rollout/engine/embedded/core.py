@@ -1,9 +1,8 @@
 """The embedded engine's core: model, cache, scheduler and sampling, one `step()` at a time, in one thread.
 
-Owns: the tensors. Does not own: HTTP, threads. Called from one thread only.
-Guarantee: every sampled token carries the log-probability of the distribution that it was drawn from and the
-version of the weights that computed it *and the whole prefix before it*: when weights change, the cache of
-requests in flight is computed again (keys and values of old weights never mix with new ones).
+Called from one thread only. Guarantee: every sampled token carries the log-probability of the distribution that it was
+drawn from and the version of the weights that computed it *and the whole prefix before it*: when weights change, the
+cache of requests in flight is computed again (keys and values of old weights never mix with new ones).
 """
 
 from __future__ import annotations

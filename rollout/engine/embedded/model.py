@@ -1,7 +1,5 @@
 """A small Qwen3 in torch: one definition of the policy, for the trainer's gradients and the engine's decoding.
 
-Owns: the layers, the Hugging Face names and files of the model, the arithmetic with a key/value cache.
-Does not own: which rows of the cache belong to whom (scheduler), sampling (core), optimisation (trainer).
 Guarantee: `forward` and `prefill` + `decode` compute the same function up to rounding, and the directory that
 `save_model` writes loads in transformers and in vLLM as ``Qwen3ForCausalLM``.
 

@@ -1,7 +1,5 @@
 """Any causal model of transformers over a paged cache: blocks of keys and values, those of a common prefix held once.
 
-Owns: the tensors of the cache, attention over them, one pass over a step's tokens. Does not own: which row has which
-blocks (blocks), who occupies a row (scheduler), what is loaded (pretrained).
 Guarantee: a token sees exactly the positions before it of its own row, whatever is computed with it.
 
 The model's own code does all but attention, which is registered with transformers under `NAME`. Rows that decode are

@@ -1,7 +1,5 @@
 """A model directory as the embedded engine computes with it: our own small Qwen3, or any that transformers loads.
 
-Owns: which of the two reads a directory, what is refused, what the engine must know of a model. Does not own: the cache
-and attention over it (rows, paged), adapters (adapter).
 Guarantee: what is loaded has every weight of the directory and no other; a model of which a layer keeps anything but
 keys and values, or attends in a way that the paged cache does not, is refused before it answers.
 """

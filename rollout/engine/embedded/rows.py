@@ -1,8 +1,4 @@
-"""Our own small Qwen3 over rows of a contiguous cache: on a CPU it is quicker than blocks, which have to be gathered.
-
-Owns: the tensors of the cache, one pass over a step's tokens. Does not own: the arithmetic (model), who occupies a row
-(scheduler).
-"""
+"""Our own small Qwen3 over rows of a contiguous cache: on a CPU it is quicker than blocks, which must be gathered."""
 
 from __future__ import annotations
 

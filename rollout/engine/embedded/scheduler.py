@@ -1,11 +1,9 @@
 """Which sequence occupies which row of the key/value cache, and what the next step computes.
 
-Owns: admission, batching, reuse of cached prefixes, the rows. Does not own: tensors, sampling, clocks, requests.
 Guarantee: a row belongs to at most one sequence; running rows are exactly 0..n, users' before rollouts' where the
-engine serves these (`Colocation`), so that decoding needs no gather;
-positions ``[0, computed)`` of a sequence's row hold keys and values of its tokens under the current weights.
-Pure: no I/O, no torch. The caller executes the copies that are returned, in order, before anything else: by copying
-(rows), or by using the same blocks twice (paged).
+engine serves these (`Colocation`), so that decoding needs no gather; positions ``[0, computed)`` of a sequence's row
+hold keys and values of its tokens under the current weights. Pure: no I/O, no torch. The caller executes the copies
+that are returned, in order, before anything else: by copying (rows), or by using the same blocks twice (paged).
 
 ::
 

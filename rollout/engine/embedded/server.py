@@ -2,8 +2,6 @@
 
     python -m rollout.engine.embedded.server --model DIR --port N
 
-Owns: the HTTP routes, the life of the process. Does not own: the thread that computes (thread), arithmetic and batching
-(`Core`), restarts.
 Guarantee: an error inside a step ends the process: a supervisor sees it at once.
 """
 

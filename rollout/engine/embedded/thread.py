@@ -1,9 +1,7 @@
 """The one thread in which the embedded engine computes, and what the event loop asks of it.
 
-Owns: the thread, the order of commands and steps, who waits for which request. Does not own: arithmetic and batching
-(`Core`), HTTP (server).
-Guarantee: the event loop never computes and the engine thread never waits for the network; commands (add, abort,
-pause, apply) take effect between two steps. An error inside a step is passed to `fatal`, and ends the thread.
+Guarantee: the event loop never computes and the engine thread never waits for the network; commands (add, abort, pause,
+apply) take effect between two steps. An error inside a step is passed to `fatal`, and ends the thread.
 
 ::
 

@@ -1,6 +1,5 @@
 """Weights that the embedded engine fetches by itself: pulled while it generates, applied between two steps.
 
-Owns: which version is pulled and ready. Does not own: the pulling (rollout.weights.process), the steps.
 Guarantee: what is applied leads from exactly the weights that the engine has to exactly those of the version; where
 that is not certain, all weights are written. The engine pauses for the writing alone.
 """

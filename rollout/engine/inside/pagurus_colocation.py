@@ -1,7 +1,5 @@
 """A scheduler for vLLM that gives rollouts what users leave, and the route that says how much that is.
 
-Owns: the view of vLLM's requests that decides, keeping to what was decided. Does not own: deciding, what steps cost
-(rollout.decide.engines.colocation), the order of requests, blocks of the cache, batches (vLLM's own scheduler).
 Guarantee: a request of priority 0 or less is a user's, and is scheduled as vLLM does, but for prompts that are read in
 pieces; all others are rollouts', and get in each step no more than `Colocation.step` says.
 

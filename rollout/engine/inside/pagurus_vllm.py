@@ -1,7 +1,5 @@
 """A weight-transfer engine for vLLM: exact changes, from a file next to the server, written into the weights in place.
 
-Owns: which version a worker's weights are, reading the file, what of it this tensor-parallel rank needs. Does not own:
-where a value of the checkpoint lies in vLLM's parameters (the model's own loader), fetching (a process of ours).
 Guarantee: changes are applied to exactly the version that they are based on, or refused before anything was written; a
 worker that failed in the middle has no version, and refuses all changes until the weights were loaded again.
 

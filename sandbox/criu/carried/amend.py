@@ -1,8 +1,5 @@
 """What CRIU leaves different in a restored tree, set right before its first instruction.
 
-Owns: modification times of what CRIU makes again, the removal mark of System V shared memory, stopping again what was
-stopped in a tree that is held. Does not own: CRIU's run
-(:mod:`sandbox.criu.restore`), finding out what is missing (:mod:`sandbox.criu.rewrite`).
 Guarantee: called while nothing of the tree runs. Paths of images are resolved below the root of the sandbox.
 """
 

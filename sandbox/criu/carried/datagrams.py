@@ -1,7 +1,5 @@
 """Multicast groups that sockets joined, and UDP datagrams that were not read yet: CRIU carries neither.
 
-Owns: finding both in a socket of a frozen process, giving both to its restored socket.
-Does not own: whose sockets (:mod:`sandbox.criu.carried.settings`).
 Guarantee: looking takes nothing out of a queue and leaves the socket as it was. A datagram is given back with its
 content and its sender, in its order, inside the sandbox's own network: the address that it was sent to is then the one
 that the socket is bound to, or that of the loopback. To an address that is not one of that network nothing is sent.

@@ -1,7 +1,5 @@
 """Waits of a sandbox that is frozen without CRIU: none of its calls returns because of that.
 
-Owns: which threads wait in calls that the kernel ends with EINTR after a freeze. Does not own: how such a call
-continues (native/frozen.c), freezing.
 Guarantee: :func:`continue_calls` thaws, whatever else fails. Only threads in one of the calls of CALLS, or in a call on
 a socket, are traced, and only while they are frozen.
 """

@@ -1,6 +1,5 @@
 """System calls made by the tasks of a sandbox, on our behalf, while all of them are stopped.
 
-Owns: ptrace. Does not own: which calls. x86-64, as the sandboxes are.
 Guarantee: between entering and leaving :func:`standing` no task of the sandbox runs an instruction of its own. What a
 call changes of its task (registers, signal mask, memory, restartable sequence) is put back after it. Blocks; everything
 happens on the caller's thread, which is the tracer.

@@ -1,7 +1,5 @@
 """POSIX locks of restored processes, as fcntl(F_SETLK) takes them.
 
-Owns: finding the ones that a restore owes, and taking those again that CRIU lost. Does not own: flock, open file
-description locks and leases, which CRIU brings back.
 Guarantee: after :func:`take` each process holds each POSIX lock of its images, or RestoreFailed is raised.
 
 CRIU takes the locks first and maps files afterwards: it opens a file, maps it, and closes it. By POSIX's rules a

@@ -1,7 +1,5 @@
 """Large private memory, written into restored tasks by several threads instead of by CRIU.
 
-Owns: choosing the pages, a lean copy of the images without them, writing them before the tasks run. Does not own:
-running CRIU (:mod:`sandbox.criu.restore`).
 Guarantee: after `write` the memory is what the images say, byte for byte, or RestoreFailed is raised; nothing of the
 sandbox has run in between. A lean copy and what was split off it hold each page exactly once.
 

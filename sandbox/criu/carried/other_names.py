@@ -1,10 +1,8 @@
 """Open files that lost one of several names: CRIU links them again for its dump, and a snapshot is to have no such
 link.
 
-Owns: removing the links while all is frozen, the image that says by which other name each file is found, making the
-links again for the moment of a restore. Does not own: CRIU's run, which removes them once the files are open.
-Guarantee: a link is removed only where the same file has another name in the tree; otherwise it stays, and the
-snapshot has it. Every path is resolved below the root of the sandbox, through real directories only.
+Guarantee: a link is removed only where the same file has another name in the tree; otherwise it stays, and the snapshot
+has it. Every path is resolved below the root of the sandbox, through real directories only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What programs have set for themselves and CRIU does not carry: read while they are frozen, put back before they run.
 
-Owns: processors, priorities, slack and slices of tasks; options and names of sockets; exclusive terminals; owner and
-rights of pipes and sockets, by which others may open them through /proc.
-Does not own: what can be neither carried nor put back (:mod:`sandbox.criu.gate.refusals`).
 Guarantee: `read` changes nothing and sees only processes that still belong to the sandbox once a pidfd holds them.
 `put_back` sets what `read` found, of the sandbox's own objects alone, sockets without any privilege of ours: settings
 that came from another host set nothing that a program could not have set by itself.

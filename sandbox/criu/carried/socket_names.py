@@ -1,6 +1,5 @@
 """Names that the kernel gave to connected Unix sockets, which CRIU does not bind again.
 
-Owns: which names a dump keeps. Does not own: whose sockets (:mod:`sandbox.criu.carried.settings`).
 Guarantee: a name that a program chose is not kept. An accepted socket has its listener's: bound to the accepted one, it
 could not be bound by a server that starts again.
 """

@@ -1,6 +1,5 @@
 """Options of sockets that CRIU does not carry: which there are, reading them, setting them again.
 
-Owns: the list, by level and kind of socket. Does not own: whose sockets (:mod:`sandbox.criu.carried.settings`).
 Guarantee: `differing` returns what a program has set to something else than a fresh socket has; `put_back` gives a
 socket these values. Both act on one socket alone.
 

@@ -1,7 +1,4 @@
-"""What CRIU does not restore of System V objects, though its images say it: locked memory, the limits of queues.
-
-Owns: finding that in the images, setting it in the namespace of the restored processes. Does not own: the objects.
-"""
+"""What CRIU does not restore of System V objects, though its images say it: locked memory, the limits of queues."""
 
 from __future__ import annotations
 

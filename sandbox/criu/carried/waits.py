@@ -1,7 +1,5 @@
 """The waits of a dump: which system calls were interrupted, and how each continues.
 
-Owns: reading the file that native/waits.c, a plugin of CRIU, writes into the directory of images and reads there again.
-Does not own: finding the threads and taking their calls up, which the plugin does inside CRIU.
 Guarantee: a file of another form, or with more than a plausible content, contains no wait; the restore then has none.
 """
 

@@ -1,7 +1,6 @@
 """What the images of a sandbox's processes may say of files, mounts, sockets and watches.
 
-Owns: the values that a file of ours can have, and the list of paths that the gate must look up. Does not own: whether a
-path leads to the right place in a tree (:mod:`sandbox.criu.gate.gate`). Guarantee: pure.
+Guarantee: pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The gate before each restore and fork: images are let through only if nothing in them leads out of the sandbox.
 
-Owns: looking up, in the tree that a restore will see, every path that CRIU will open, make, bind or remove; and
-refusing, while a dump is frozen, what could not be restored. Does not own: what a field may say
-(:mod:`sandbox.criu.gate.image_rules`), the private root in which CRIU then works (native/criu-root.c).
 Guarantee: of images that pass, every path is reached below the sandbox's root (``openat2`` with RESOLVE_BENEATH and
 RESOLVE_NO_SYMLINKS, so through real directories only) at a time when nothing of the sandbox runs that could change it.
 It is the same gate for images of this host, imported ones, restores in place and forks.

@@ -1,11 +1,7 @@
 """What a field of CRIU's images may say: the images of a sandbox's processes are an adversary's, field by field.
 
-Owns: the table of image files that a restore may see, and for each the values that a sandbox of ours can have: names
-of files, identities and references between images, namespaces, mounts, id ranges, capabilities, limits, sizes.
-Does not own: whether a path leads to the right place in a tree (:mod:`sandbox.criu.gate.gate`), what a refusal leads
-to. Guarantee: pure (no I/O, no clock). :func:`check` returns what the gate must look up, or raises
-:class:`ImageRefused`; of
-an image that it lets pass CRIU makes namespaces, ids and restrictions as our own shim does, never weaker.
+Guarantee: pure (no I/O, no clock). :func:`check` returns what the gate must look up, or raises :class:`ImageRefused`;
+of an image that it lets pass CRIU makes namespaces, ids and restrictions as our own shim does, never weaker.
 """
 
 from __future__ import annotations

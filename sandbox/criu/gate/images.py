@@ -1,7 +1,5 @@
 """CRIU's images as the gate reads them: each parsed once, and the bounds that the rules of processes and files share.
 
-Owns: :class:`CriuImages`, :class:`ImageRefused`, what the gate must look up (:class:`GateLookups`), the bounds. Does
-not own: rules.
 Guarantee: pure (no I/O, no clock): `read` is given.
 """
 

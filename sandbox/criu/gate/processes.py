@@ -1,6 +1,5 @@
 """What the images of a sandbox's processes may say of tasks: identities, namespaces, capabilities, limits, memory.
 
-Owns: the values that a task of ours can have. Does not own: files (:mod:`sandbox.criu.gate.file_rules`).
 Guarantee: pure. Of images that pass, CRIU makes ids and restrictions as our own shim does, never weaker.
 """
 

@@ -1,7 +1,5 @@
 """What CRIU would dump without a word and could not bring back: refused at the dump, with the hint.
 
-Owns: the list. Does not own: CRIU's own refusals (:mod:`sandbox.criu.dump`), what is put back after a restore
-(:mod:`sandbox.criu.carried.settings`), what a sandbox does not let a program have (native/confine.c).
 Guarantee: what is said names the process, what it holds and what to do.
 """
 

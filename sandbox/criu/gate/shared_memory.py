@@ -1,9 +1,9 @@
 """How much shared memory the processes of a sandbox name, counted before CRIU looks through it.
 
-Owns: the count, and the refusal. Does not own: the content. CRIU looks at each page of such memory, touched or not, for
-about a second for each tebibyte, and all that time the sandbox is frozen and holds its place among the dumps.
-Guarantee: counted while every task is frozen, each memory once, by whatever it is held: a descriptor, a mapping, the
-list of System V segments. Not counted: descriptors on their way through a socket.
+CRIU looks at each page of such memory, touched or not, for about a second for each tebibyte, and all that time the
+sandbox is frozen and holds its place among the dumps. Guarantee: counted while every task is frozen, each memory once,
+by whatever it is held: a descriptor, a mapping, the list of System V segments. Not counted: descriptors on their way
+through a socket.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What the images of a sandbox's processes may say of signals: who sends them, who gets them, what waits for delivery.
 
-Owns: sessions and groups, owners of descriptors, timers, signals at a parent's death, stop signals, queued signals.
-Does not own: the rest of tasks and files (:mod:`sandbox.criu.gate.processes`, :mod:`sandbox.criu.gate.file_rules`).
 Guarantee: pure. Every number to which CRIU, or later the kernel, sends a signal because of an image that passes is that
-of a process, thread or group of the same images. CRIU uses these numbers in the sandbox's own pid namespace, where
-no other process has one: these rules keep it so wherever a later CRIU uses them.
+of a process, thread or group of the same images. CRIU uses these numbers in the sandbox's own pid namespace, where no
+other process has one: these rules keep it so wherever a later CRIU uses them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """By which letters /proc/PID/smaps names the flags of a mapping, so that its text can be made without counting pages.
 
-Owns: learning that from mappings of our own, on this kernel. Does not own: the program that reports flags
-(ebpf/mappings.h), the text (native/written.c). Guarantee: a letter is known only if all mappings of this process agree;
-of a mapping with any flag that is not, CRIU reads what the kernel says.
+Guarantee: a letter is known only if all mappings of this process agree; of a mapping with any flag that is not, CRIU
+reads what the kernel says.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The orders to a dumping CRIU about pages that were not written, and what it answers (native/tracked.h).
-
-Owns: the two files in the directory of images. Does not own: the orders, and what follows from the answers
-(:mod:`sandbox.criu.tracking.tracker`).
-"""
+"""The orders to a dumping CRIU about pages that were not written, and what it answers (native/tracked.h)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The written pages of a process, copied while it runs: a dump then reads only what it writes after that.
 
-Owns: protecting the pages and reading them. Does not own: which mappings are registered, what the pages are for
-(:mod:`sandbox.criu.tracking.tracker`).
 Guarantee: a page is protected before it is read, so that whatever is written to it later marks it again, and the dump
 reads it once more. A page that was protected and could not be read is reported: it must not count as known.
 

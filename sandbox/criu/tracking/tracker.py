@@ -1,7 +1,5 @@
 """Which pages of a sandbox were written since its last capture, and captures that hold only those.
 
-Owns: the userfaultfds of its processes, the pages of the last capture, putting a capture together. Does not own: the
-dump (:mod:`sandbox.criu.dump`), where pages lie (:mod:`sandbox.content.layers`), which sandboxes are tracked.
 Guarantee: after :meth:`Tracker.finish` a capture has all pages that its processes had, or UnknownPages is raised.
 Whatever is not known for certain counts as written: a process that is new, small or not registered is dumped whole.
 

@@ -1,8 +1,5 @@
 """Asynchronous write protection of a process's memory by a userfaultfd that the process has made.
 
-Owns: the calls on such a descriptor and on pagemaps, the proof that this kernel keeps its promises.
-Does not own: making one in a process (native/attach.c), asking which pages were written (native/written.c).
-
 The kernel clears a page's mark itself at the first write to it; faults are not served. When the last descriptor is
 closed, the kernel lets go of the mappings: then every page counts as written.
 

@@ -1,9 +1,7 @@
 """The context of an image build: what COPY and ADD read, chosen, hashed and packed. Blocks.
 
-Owns: ``.dockerignore``, which files the sources of an instruction reach, their digest, the archive of them. Does not
-own: patterns (:mod:`sandbox.patterns`), where they are put (the daemon: :mod:`sandbox.tree.copy_into`).
-Guarantee: nothing outside the root is read, whatever links say and even if they are exchanged; what is hashed is
-what is sent: names, kinds, modes, contents and link targets. Times do not make it another, as with Docker. A file whose
+Guarantee: nothing outside the root is read, whatever links say and even if they are exchanged; what is hashed is what
+is sent: names, kinds, modes, contents and link targets. Times do not make it another, as with Docker. A file whose
 size, times and inode are those of the last build is not read again (:class:`Hashes`).
 """
 

@@ -1,6 +1,5 @@
 """Files from the web for ``ADD https://... /target``: fetched by who builds, into a directory that is gone at the end.
 
-Owns: the transfer, its limits, the checksum. Does not own: what is done with the file (:mod:`sandbox.sdk.build`).
 Guarantee: what does not match its checksum, is too large or breaks off is refused and not used.
 """
 

@@ -1,6 +1,6 @@
 """Git repositories for ``ADD https://host/project.git#ref:directory /target``, by the program git. Blocks.
 
-Owns: which commit an address names, and its files. Guarantee: nothing prompts at a terminal; no hook is run.
+Guarantee: nothing prompts at a terminal; no hook is run.
 """
 
 from __future__ import annotations

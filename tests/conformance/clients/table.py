@@ -1,7 +1,6 @@
 """The table of docs/integrations.md: what `make test-clients` tried of each tool, and what came of it.
 
-Owns: reading the results that the tests recorded, and the table. Does not own: the tests. ``python -m
-tests.conformance.clients.table`` prints it, ``--write`` brings it into the page.
+``python -m tests.conformance.clients.table`` prints it, ``--write`` brings it into the page.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """Every state that a process can have, made in a sandbox: does it come back, is it refused, is it said to be lost?
 
-Owns: making the states of native/states, capturing and killing them, restoring them in place and as a fork, asking
-each process what it sees of itself, the class of each answer. Does not own: what is promised
-(:mod:`tests.conformance.states.promises`).
-
 ::
 
     start ▸ ask ▸ capture ▸ ask (it runs on) ▸ kill ▸ restore ▸ ask ▸ fork ▸ ask

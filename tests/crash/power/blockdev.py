@@ -1,8 +1,5 @@
 """A block device that remembers every write and every flush, and what a power cut would leave of them.
 
-Owns: the recorder (one file behind FUSE, on which a loop device sits), its log, the states that a log allows. Does not
-own: what is written, or what must be true of it.
-
 ::
 
     file system ─▶ loop device ─▶ file of the recorder ─▶ FUSE ─▶ log: write, write, flush, write, ...

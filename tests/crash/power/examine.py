@@ -1,8 +1,6 @@
 """Mounts disks as power cuts left them and says what they hold.
 
-Owns: mounting and unmounting them, reading the catalogue as a new daemon would, reading all that it calls durable,
-starting a real daemon on one. Does not own: which disks (:mod:`tests.crash.power.blockdev`), what they may hold
-(:mod:`tests.crash.power.story`). Nothing of a disk stays mounted, whatever is wrong with it.
+Nothing of a disk stays mounted, whatever is wrong with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What a daemon answered and committed, and what a power cut may leave of that. Pure, but for reading the trace.
 
-Owns: the verdict on a catalogue that came back. Does not own: cutting the power (:mod:`tests.crash.power.blockdev`),
-content.
-
 Two judges, independent of each other. The *ledger* knows every transaction that the daemon committed, so every
 catalogue that was ever true: what comes back must be one of them, not older than the last one that had been confirmed
 as durable, not younger than the last one begun. The *story* knows what clients were told: a checkpoint answered as

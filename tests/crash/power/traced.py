@@ -1,8 +1,6 @@
 """The daemon, writing down every transaction of its catalogue before and after it commits.
 
-Owns: the trace. Does not own: what follows from it (:mod:`tests.crash.power.story`). Only for `pagurus bench powercut`,
-whose
-question needs the exact sequence of catalogues that were ever true.
+Only for `pagurus bench powercut`, whose question needs the exact sequence of catalogues that were ever true.
 
 A record is (place of the log of writes when the transaction began, place when it was committed, whether it was to be
 durable, its changes), MessagePack behind its length.

@@ -1,7 +1,5 @@
 """Cases: which operations run, before the mark and after it, by whom and where.
 
-Owns: the lists. Does not own: the operations (native/), random programs (`programs`), running them (`run`).
-
 A case of the matrix is a call with an outcome (native/matrix_*.h says which), an actor and a place. Calls that act on
 processes have no place.
 """

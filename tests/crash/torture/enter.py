@@ -1,8 +1,4 @@
-"""Programs that the host puts into a sandbox by setns, as `nsenter` and `docker exec` do.
-
-Owns: the compiled generator and helper (native/), and the conversation with the helper. Does not own: the daemon's own
-way in (sandbox.container), whose processes have a system-call filter and fewer capabilities; these have neither.
-"""
+"""Programs that the host puts into a sandbox by setns, as `nsenter` and `docker exec` do."""
 
 from __future__ import annotations
 

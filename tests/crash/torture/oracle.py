@@ -1,9 +1,6 @@
 """What a sandbox holds, found without the inspector: the truth that its verdicts are compared with.
 
-Owns: a complete reading of the files of a quiet sandbox, and the comparison of two readings. Does not own: the reading
-of processes (_oracle_processes), or what an agent would call a change; here every difference is one, except
-access times, and how many blocks a file occupies. The times of directories and FIFOs are told apart: whoever uses them
-moves them.
+The times of directories and FIFOs are told apart: whoever uses them moves them.
 
 Per file: type, mode, owner, size, links and which names share an inode, device, modification time, content, where its
 holes are, inode flags, extended attributes (ACLs and capabilities are such). Files of a tmpfs are facts about

@@ -1,7 +1,5 @@
 """The truth about the processes of a quiet sandbox, found without the inspector.
 
-Owns: a reading of every process and thread, of what they hold (descriptors, and what waits in them), their memory, and
-of what lives in the namespaces: IPC objects, mounts, names of the machine, listeners. Does not own: files.
 Pid 1 is ours and holds no state; pages of a mapped file belong to the file.
 """
 

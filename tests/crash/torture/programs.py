@@ -1,7 +1,5 @@
 """Random programs: drawn by hypothesis, written as text, and made small by it when something of them was missed.
 
-Owns: the strategy, the text of a series, drawing many of them, shrinking one. Does not own: the calls (native/),
-running them (:mod:`tests.crash.torture.run`).
 Guarantee: the text of a series says all that it does; a missed program is named by the text up to itself.
 
 A series is one to five programs that run in one sandbox without a reset in between; a program is one to six calls, each

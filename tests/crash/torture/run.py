@@ -1,8 +1,5 @@
 """Runs cases and random programs in real sandboxes and compares each verdict with the truth.
 
-Owns: the sandboxes that cases run in, the order mark - program - verdict - truth, the comparison. Does not own: which
-cases there are (:mod:`tests.crash.torture.cases`), the truth (`oracle`), the figures that are reported (inspector).
-
 ::
 
     reset ─▶ setup ─▶ mark ─▶ truth before ─▶ program ─▶ verdict ─▶ truth after ─▶ compare
