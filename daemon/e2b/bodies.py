@@ -106,7 +106,7 @@ def refuse(body: CreateBody) -> None:
 def labels(body: CreateBody) -> dict[str, str]:
     made = dict(body.metadata or {})
     if own := [name for name in made if name.startswith(OWN)]:
-        raise Invalid(f"metadata must not begin with {OWN}: {own[0][:60]}")
+        raise Invalid(f"metadata must not begin with {OWN}: {own[0][:60]}", hint="choose another name")
     made[TEMPLATE] = body.templateID
     return with_public(made, body.network is not None and body.network.allowPublicTraffic is True)
 

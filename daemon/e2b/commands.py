@@ -93,7 +93,7 @@ class Command:
             info = await self.live.programs.wait(self.row.id, WAIT)
             self.status = self.live.programs.row(self.row.id).exit_status
             if self.status is None and info.state != "running":
-                raise NotFound("it was lost")
+                raise NotFound("it was lost", hint="restore the sandbox, or run the command again")
 
     async def _forget(self) -> None:
         """Its attendant, too, unless something that it started still writes to the same pipes."""
@@ -129,7 +129,9 @@ class Command:
         if self.status is None:
             self.live.need_alive()  # else not it alone was lost
         if self.timed_out:
-            raise Timeout("the command ran longer than its timeout", sandbox=self.live.row.id)
+            raise Timeout(
+                "the command ran longer than its timeout", sandbox=self.live.row.id, hint="raise timeout, or 0 for none"
+            )
 
     async def _ends(self) -> tuple[int, ...]:
         """Where its outputs end now. It waits for us from here on if it was left, and no client waits for it."""

@@ -98,7 +98,9 @@ async def _parts(request: web.Request) -> AsyncIterator[tuple[str, AsyncIterator
             if isinstance(part, BodyPartReader) and part.name == "file":
                 yield _filename(part), _read_part(part)
     except (ValueError, AssertionError, web.RequestPayloadError) as error:
-        raise Invalid(f"the form cannot be read: {error}") from None
+        raise Invalid(
+            f"the form cannot be read: {error}", hint="send multipart/form-data, as the client of E2B does"
+        ) from None
 
 
 def _filename(part: BodyPartReader) -> str:
@@ -115,7 +117,7 @@ async def _read_part(part: BodyPartReader) -> AsyncIterator[bytes]:
             async with asyncio.timeout(TIMEOUT):
                 data = await part.read_chunk(1 << 18)
         except TimeoutError:
-            raise Timeout(f"no byte of the body came for {TIMEOUT:g} s") from None
+            raise Timeout(f"no byte of the body came for {TIMEOUT:g} s", hint="send the file again") from None
         if not data:
             return
         size += len(data)

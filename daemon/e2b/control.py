@@ -195,7 +195,7 @@ async def _at_minimum(host: Host, live: LiveSandbox, seconds: float) -> None:
 async def _pause(host: Host, live: LiveSandbox, body: PauseBody) -> web.Response:
     """A last checkpoint, then its processes are killed; connecting to it brings them back."""
     if live.row.state is SandboxState.DEAD:
-        raise Conflict("it is paused already", sandbox=live.row.id)
+        raise Conflict("it is paused already", sandbox=live.row.id, hint="connect to it first")
     if body.memory is False:
         raise Unsupported("a pause without memory", hint="pause it with its processes")
     inflight = await live.checkpoint("paused")
@@ -299,7 +299,7 @@ async def _delete_snapshot(request: web.Request, host: Host, snapshot: str) -> w
         await template_routes.remove(request, host, name)
         return _done()
     if row.template is None:
-        raise NotFound(f"no such snapshot: {snapshot[:100]}")
+        raise NotFound(f"no such snapshot: {snapshot[:100]}", hint="`pagurus tree` lists the checkpoints of a sandbox")
     row.template = None
     await host.collector.label(row, None)  # from now on it is a checkpoint like others
     with contextlib.suppress(Conflict):  # a sandbox is based on it

@@ -93,7 +93,9 @@ class Keys:
         if form is None or not right:
             raise Unauthorized("the access token of the sandbox is missing or wrong", hint="X-Access-Token: TOKEN")
         if f"s-{form[1]}" != dashed(sandbox):
-            raise Forbidden("this access token is another sandbox's")
+            raise Forbidden(
+                "this access token is another sandbox's", hint="connect to this sandbox again (`Sandbox.connect`)"
+            )
         return self._narrowed(form[2])
 
     def _narrowed(self, grant: str) -> Caller:
@@ -107,7 +109,7 @@ class Keys:
         """Who gave away a signed address that names its sandbox. Raises Unauthorized."""
         result = self.signer(request, [dashed(request.match_info["id"])])
         if result is None:
-            raise Unauthorized("the signature is wrong, or has expired")
+            raise Unauthorized("the signature is wrong, or has expired", hint="request a new address")
         return self._narrowed(result[1])
 
     def signer(self, request: web.Request, sandboxes: Iterable[str]) -> tuple[str, str] | None:

@@ -216,7 +216,9 @@ async def _socket(request: web.Request, session: aiohttp.ClientSession, url: str
             url, headers=_headers(request, _SOCKET), protocols=target, max_msg_size=sockets.MAX_MESSAGE
         )
     except aiohttp.ClientError as error:
-        raise Conflict(f"the server in the sandbox took no WebSocket: {error}") from None
+        raise Conflict(
+            f"the server in the sandbox took no WebSocket: {error}", hint="check that the server there speaks WebSocket"
+        ) from None
     async with inside:
         outside = sockets.socket(request, heartbeat=HEARTBEAT, protocols=[inside.protocol] if inside.protocol else [])
         await outside.prepare(request)

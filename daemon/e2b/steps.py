@@ -112,7 +112,7 @@ def written(
 
 def _hash(step: Step) -> str:
     if step.filesHash is None:
-        raise Invalid("a COPY without filesHash")
+        raise Invalid("a COPY without filesHash", hint="build with the client of E2B, which uploads the files first")
     return step.filesHash
 
 
@@ -135,7 +135,7 @@ def _written(step: Step, user: str) -> tuple[list[str], str]:
         return [f"WORKDIR {_line(args[0])}"], user
     if step.type == "USER" and len(args) == 1:
         return [f"USER {_plain(args[0])}"], args[0]
-    raise Invalid(f"{step.type} with {len(args)} arguments")
+    raise Invalid(f"{step.type} with {len(args)} arguments", hint="see GET /e2b/openapi.json")
 
 
 def _plain(word: str) -> str:
@@ -148,7 +148,7 @@ def _plain(word: str) -> str:
 def _line(text: str) -> str:
     """The rest of a line, of which nothing is expanded."""
     if not text or any(ord(character) < 32 for character in text):
-        raise Invalid(f"{text[:100]!r} cannot be taken as a path")
+        raise Invalid(f"{text[:100]!r} cannot be taken as a path", hint="name a path below the directory of the build")
     return text.replace("\\", "\\\\").replace("$", "\\$")
 
 

@@ -150,9 +150,9 @@ async def _put_archive(request: web.Request, holder: str, hash: str, until: str,
     templates = request.app[TEMPLATES]
     right = re.fullmatch(r"[0-9]{1,12}", until) and re.fullmatch(r"[0-9a-f]{32}", holder)
     if not right or not hmac.compare_digest(templates.ticket(holder, _hash(hash), int(until)), ticket):
-        raise Forbidden("the signature is wrong")
+        raise Forbidden("the signature is wrong", hint="begin the build again")
     if int(until) < time.time():
-        raise Forbidden("the address has expired")
+        raise Forbidden("the address has expired", hint="begin the build again")
     await templates.store(holder, hash, chunks(request))
     return web.Response()
 
@@ -169,7 +169,7 @@ async def _begin(request: web.Request, host: Host, build: str, body: BuildBody) 
     templates = request.app[TEMPLATES]
     target = templates.build(build)
     if target.task is not None:
-        raise Conflict("this build has begun already")
+        raise Conflict("this build has begun already", hint="begin another build")
     base = await asyncio.to_thread(_base, host, body, request.app[ALIASES])
     written(body, base=base[0], user=base[1], workdir=base[2])  # refused now, not in the middle
     target.status = "building"
@@ -222,7 +222,7 @@ async def _tags(host: Host, template: str) -> web.Response:
     infos = [_shown(info) for info in (await asyncio.to_thread(_templates, host)).values()]
     own = [info for info in infos if info["templateID"].partition(":")[0] == plain]
     if not own:
-        raise NotFound(f"no such template: {template[:100]}")
+        raise NotFound(f"no such template: {template[:100]}", hint="`pagurus image ls` lists the images of this host")
     return json_answer(
         [{"tag": info["tags"][0], "buildID": info["buildID"], "createdAt": info["createdAt"]} for info in own]
     )
@@ -259,10 +259,12 @@ async def _info(host: Host, template: str) -> web.Response:
 async def remove(request: web.Request, host: Host, name: str) -> None:
     """Remove a template and all of its tags. Raises NotFound."""
     if CALLER.get().scope != "admin":
-        raise Forbidden("a template is removed by a key of scope admin")
+        raise Forbidden("a template is removed by a key of scope admin", hint="use a key of scope admin")
     own = [item for item in await asyncio.to_thread(_templates, host) if item == name or item.startswith(f"{name}:")]
     if not own:
-        raise NotFound(f"no such snapshot or template: {name[:100]}")
+        raise NotFound(
+            f"no such snapshot or template: {name[:100]}", hint="`pagurus image ls` and `pagurus tree` list them"
+        )
     async with _as_caller(request) as client:
         for item in own:
             await client.images.remove(item)

@@ -194,7 +194,9 @@ def taken(raw: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError) as error:
-        raise Invalid(f"the request cannot be taken: {plain(error)}") from None
+        raise Invalid(
+            f"the request cannot be taken: {plain(error)}", hint="GET /e2b/openapi.json describes it"
+        ) from None
 
 
 async def single(request: web.Request, kind: type[T]) -> T:
@@ -219,7 +221,7 @@ async def messages(request: web.Request, kind: type[T], limit: int = MAX_BODY) -
         if size > limit:
             raise wire.TooLarge(f"a message of {size} bytes", hint=f"send {limit} at most")
         if head[0] & COMPRESSED:
-            raise Unsupported("compressed messages")
+            raise Unsupported("compressed messages", hint="send them uncompressed")
         request[MEMORY].add(size)
         try:
             async with asyncio.timeout(wire.TIMEOUT):
@@ -253,5 +255,7 @@ def basic_user(request: web.Request) -> str | None:
     try:
         name = base64.b64decode(value, validate=True).decode().partition(":")[0]
     except (binascii.Error, ValueError):
-        raise Unauthorized("the Authorization header cannot be read") from None
+        raise Unauthorized(
+            "the Authorization header cannot be read", hint="send it as the client of E2B does"
+        ) from None
     return name or None
