@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import hints, paths
+from sandbox import errors, hints, paths
 
 ROOT = Path(__file__).parent.parent.parent
 MAKE = ("make setup", "make native", "make image", "make lock")
@@ -56,3 +56,45 @@ def test_no_other_module_says_make() -> None:
             if isinstance(text, str) and any(word in text for word in MAKE):
                 wrong.append(f"{path.relative_to(ROOT)}: {text[:60]}")
     assert wrong == []
+
+
+#: Where a caller adds the hint (:func:`sandbox.errors.hinted`), or the message is the protocol's of another tool.
+HINTED = (
+    "sandbox/content/transfer.py",
+    "sandbox/content/page_",
+    "daemon/store/imports.py",
+    "daemon/gateway/travel.py",
+    "sandbox/image/oci.py",
+    "sandbox/image/registry.py",
+    "sandbox/image/dockerfile.py",
+    "sandbox/tree/archive.py",
+    "daemon/e2b/",
+    "sandbox/testing/",
+)
+
+
+def test_errors_say_what_to_do() -> None:
+    """Few have no hint: those whose message says what is right, and those that only a bug could raise."""
+    classes = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    bare = []
+    for path in (item for name in PRODUCT for item in (ROOT / name).rglob("*.py")):
+        if str(path.relative_to(ROOT)).startswith(HINTED):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            call = node.exc if isinstance(node, ast.Raise) else None
+            if not isinstance(call, ast.Call) or ast.unparse(call.func).rpartition(".")[2] not in classes:
+                continue
+            if not any(keyword.arg in ("hint", None) for keyword in call.keywords):
+                bare.append(f"{path.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)[:80]}")
+    assert len(bare) <= 12, "\n".join(bare)
+
+
+def test_a_boundary_adds_its_hint_where_there_is_none() -> None:
+    @errors.hinted("try another one")
+    def refuse(hint: str) -> None:
+        raise errors.Invalid("wrong", hint=hint)
+
+    for own, result in (("", "try another one"), ("mine", "mine")):
+        with pytest.raises(errors.Invalid) as refused:
+            refuse(own)
+        assert refused.value.hint == result
