@@ -274,12 +274,13 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
         )
     need_model(begin, *environments(config), length=config.max_length)
     config = _absolute(config)
+    planned = rollout_plan(config, begin)  # refuses a machine with too few GPUs, or too little memory of them
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
     while directory.exists():
         directory = directory.with_name(directory.name + "b")
     directory.mkdir(parents=True)
     splits.write(directory, chosen)
-    _remember(directory, config, rollout_plan(config, begin))
+    _remember(directory, config, planned)
     latest = directory.parent / ".latest.new"
     latest.unlink(missing_ok=True)
     latest.symlink_to(directory.name)
@@ -394,7 +395,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             "rewards": list(config.rewards),
             "curriculum": None if config.curriculum is None else str(config.curriculum),
             "host_timeout": config.timeouts.host,
-            "devices": machine.devices(config),
+            "devices": machine.devices(config, begin)[0],
             "pace": fitting.pace,
             "nice": fitting.nice,
             "sizing": fitting.reason,

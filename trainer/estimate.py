@@ -22,6 +22,7 @@ from trainer.models.logprobs import CHUNK
 from trainer.models.scorer import Scorer
 
 FP32, BF16 = 4, 2  # bytes
+STATE = {"adamw": 8, "muon": 4, "adamw8bit": 2}  # bytes of an optimiser for each trained weight, at least
 FLOPS_PER_WEIGHT = 6  # and token: forward 2, backward 4
 RECOMPUTED = 8  # with activations computed again
 
@@ -83,6 +84,13 @@ def estimate(
         scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
         step_s=per_weight * parameters * tokens / flops,
     )
+
+
+def resident(model: nn.Module, *, ranks: int, optimiser: str) -> int:
+    """Bytes that a rank never does without during an update: weights, gradients, and the optimiser's state."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return (FP32 * total + (FP32 + STATE[optimiser]) * trained) // ranks
 
 
 def gathered(scorer: Scorer, *, bf16: bool) -> int:

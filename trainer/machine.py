@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollout.decide.engines import device_memory
 from rollout.decide.engines import devices as decide
 from rollout.engine import gpus
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 MEASURED = 0.5  # seconds
 MODEL = "model name"
+VLLM_RESERVES = 0.9  # of a GPU's memory, unless its option gpu_memory_utilization says so
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MAPPED = 1 << 20  # bytes; blocks from this size on are mapped one by one
 
@@ -44,10 +46,12 @@ def processor() -> str:
     return "unknown"
 
 
-def devices(config: TrainConfig) -> decide.DevicePlacement:
-    """Which GPUs of this machine the parts of a run have. Raises Invalid where there are too few."""
-    return decide.place(
-        gpus.visible(),
+def devices(config: TrainConfig, start: Path) -> tuple[decide.DevicePlacement, device_memory.Demand | None]:
+    """Which GPUs of this machine the parts of a run of the policy `start` have, and what they take of each; None where
+    all compute on CPUs. Raises Invalid where there are too few, or where one has too little memory."""
+    existing = gpus.visible()
+    placement = decide.place(
+        existing,
         ranks=config.ranks,
         engines=0 if config.pool.urls else config.pool.engines,
         parallel=config.pool.parallel,
@@ -57,6 +61,34 @@ def devices(config: TrainConfig) -> decide.DevicePlacement:
         servers=config.pool.gpus,
         evaluation=config.evaluation.background,
     )
+    if not placement.ranks:
+        return placement, None
+    needed = demand(config, start)
+    device_memory.need_memory(placement, existing, needed, ranks=config.ranks, parallel=config.pool.parallel)
+    return placement, needed
+
+
+def demand(config: TrainConfig, start: Path) -> device_memory.Demand:
+    """What parts of a run take at least of each of their GPUs. Makes the model without memory."""
+    from trainer import estimate  # with torch
+    from trainer.models.load import Lora, empty
+    from trainer.objectives import build
+
+    with estimate.ghostly():
+        model = empty(start, lora=Lora(rank=config.lora) if config.lora else None)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    rank = 0 if config.offload else estimate.resident(model, ranks=config.ranks, optimiser=config.optimiser.kind)
+    if build(config.objective).kl is not None and not config.offload:
+        rank += estimate.FP32 * total // config.ranks  # of the reference model
+    pool = config.pool
+    options = {name.replace("-", "_"): value for name, value in pool.options.items()}
+    half = pool.dtype in ("bfloat16", "float16") or (pool.dtype == "auto" and config.engine == "vllm")
+    server = (estimate.BF16 if half else estimate.FP32) * total // pool.parallel
+    if config.engine != "vllm":
+        return device_memory.Demand(rank=rank, server=server)
+    smaller = {"quantization", "cpu_offload_gb", "pipeline_parallel_size"} & options.keys()
+    reserved = 0.0 if "kv_cache_memory_bytes" in options else options.get("gpu_memory_utilization", VLLM_RESERVES)
+    return device_memory.Demand(rank=rank, server=0 if smaller else server, reserved=float(reserved))
 
 
 def use(uuids: Sequence[str]) -> None:

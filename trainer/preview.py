@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from rollout.decide.engines.device_memory import describe_memory
 from rollout.decide.engines.devices import describe
 from rollout.engine import gpus
 from rollout.environments import directory as task
@@ -36,7 +37,9 @@ def preview(config: TrainConfig) -> int:
         shown.add_row(name, "" if value is None else str(value))
     shown.add_row("[bold]objective, resolved[/bold]", resolved(build(config.objective, length=config.max_length)))
     existing = gpus.visible()
-    for name, value in describe(devices(config), existing) if existing else [("devices", "CPU: no GPU is visible")]:
+    placement, needed = devices(config, start)
+    rows = describe(placement, existing) if existing else [("devices", "CPU: no GPU is visible")]
+    for name, value in rows + (describe_memory(placement, existing, needed) if needed else []):
         shown.add_row(f"[bold]{name}[/bold]", value)
     for name, value in estimate.table(estimated(config, start)):
         shown.add_row(f"[bold]{name}[/bold]", value)

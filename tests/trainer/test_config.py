@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from pagurus.cli import application
+from rollout.decide.engines.devices import DevicePlacement
 from rollout.engine.embedded.model import ModelConfig, Qwen3, load_model
 from rollout.plan import read_plan
 from rollout.weights.export import export
@@ -135,6 +136,39 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
         ):
             begin(config)
     assert not (tmp_path / "runs").exists()
+
+
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
+    """A machine with two GPUs of this memory, as nvidia-smi lists them."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("".join(["#!/bin/sh\n", *(f"echo {n}, GPU-{n}, H800, {mebibytes}, 0\n" for n in range(2))]))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_run_that_does_not_fit_into_the_memory_of_gpus_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(tmp_path, monkeypatch, 8)
+    config = TrainConfig(task=EXAMPLE, out=tmp_path / "runs")
+    for begin in (open_run, preview):
+        with pytest.raises(Invalid, match=r"of a rank take 0.0 GiB, more than GPU 0 .*ranks = 3 or more, offload"):
+            begin(config)
+    assert not (tmp_path / "runs").exists()
+    directory, _ = open_run(TrainConfig(task=EXAMPLE, offload=True, out=tmp_path / "runs"))
+    assert read_plan(directory).devices == DevicePlacement(["GPU-0"], [["GPU-1"]])
+
+
+def test_a_dry_run_prints_what_each_gpu_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, monkeypatch, 64 << 10)
+    shown = CliRunner().invoke(application, ["train", str(EXAMPLE), "--dry-run", "--engine", "vllm"])
+    assert shown.exit_code == 0, shown.output
+    rows = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in shown.output.splitlines() if "│" in line}
+    assert rows["trainer"] == "GPU 0 (H800, 64 GiB)"
+    assert rows["memory of GPU 0"] == "at least 0.0 GiB of 64.0 GiB"
+    assert rows["memory of GPU 1"] == "at least 57.6 GiB of 64.0 GiB"
 
 
 def test_trajectories_longer_than_the_model_has_positions_are_refused(tmp_path: Path) -> None:
