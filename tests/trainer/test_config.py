@@ -142,7 +142,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> N
     """A machine with two GPUs of this memory, as nvidia-smi lists them."""
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
-    tool.write_text("".join(["#!/bin/sh\n", *(f"echo {n}, GPU-{n}, H800, {mebibytes}, 0\n" for n in range(2))]))
+    tool.write_text(
+        "".join(["#!/bin/sh\n", *(f"echo {n}, GPU-{n}, H800, {mebibytes}, 0, Disabled\n" for n in range(2))])
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -14,16 +14,21 @@ from sandbox.errors import Invalid
 
 BUSY = 0.1  # of a GPU's memory in use: another program has it
 GIB = 1 << 30
+MIG_HINT = "a MIG device is for ranks = 1, or for a server of pool.parallel = 1; `nvidia-smi -mig 0` joins them again"
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU of this machine. Memory in bytes."""
+    """One GPU of this machine, or one MIG device: a slice of a GPU. Memory in bytes.
 
-    index: int  # as nvidia-smi counts
+    A process sees one MIG device at most, and NCCL does not support them: such a device is for a part that needs one.
+    """
+
+    index: int  # as nvidia-smi counts; MIG devices are counted behind the GPUs
     uuid: str
     name: str
     memory: int
     used: int
+    mig: bool = False  # a MIG device; of a GPU that nvidia-smi lists: it is cut into these
 
     @property
     def free(self) -> bool:
@@ -68,17 +73,17 @@ def place(
     groups = [[_named(named, index) for index in group] for group in servers]
     engines += evaluation
     _check(chosen, groups, ranks=ranks, engines=engines, parallel=parallel)
-    free = [gpu for gpu in gpus if gpu.free]
+    free = sorted((gpu for gpu in gpus if gpu.free), key=lambda gpu: gpu.mig)
     if not trainer:
         served = [gpu for group in groups for gpu in group]
-        chosen = [gpu for gpu in free if gpu not in served][:ranks]
+        chosen = [gpu for gpu in free if gpu not in served and (ranks == 1 or not gpu.mig)][:ranks]
     if not servers:
         left = free if taking_turns else [gpu for gpu in free if gpu not in chosen]
         groups = _neighbours(left, engines, parallel)
         if small and len(groups) < engines and (shared := left or chosen):
             groups = [[shared[number % len(shared)]] for number in range(engines)]
     if len(chosen) < ranks or len(groups) < engines:
-        raise Invalid(_too_few(gpus, len(free), ranks, engines, parallel), hint=_hint(taking_turns))
+        raise Invalid(_too_few(gpus, len(free), ranks, engines, parallel), hint=_hint(gpus, taking_turns))
     placed = [[gpu.uuid for gpu in group] for group in groups]
     last = placed.pop() if evaluation else []
     return DevicePlacement([gpu.uuid for gpu in chosen], placed, last)
@@ -110,7 +115,7 @@ def _neighbours(free: Sequence[Gpu], engines: int, parallel: int) -> list[list[G
     kinds = list(dict.fromkeys(gpu.name for gpu in free))
     groups = []
     for kind in kinds:
-        same = [gpu for gpu in free if gpu.name == kind]
+        same = [gpu for gpu in free if gpu.name == kind and (parallel == 1 or not gpu.mig)]
         groups += [same[at : at + parallel] for at in range(0, len(same) - parallel + 1, parallel)]
     return groups[:engines]
 
@@ -127,6 +132,9 @@ def _check(chosen: Sequence[Gpu], groups: Sequence[Sequence[Gpu]], *, ranks: int
         raise Invalid(f"`gpus` names {len(chosen)} GPUs for {ranks} ranks", hint="name one GPU for each rank")
     if chosen and len({gpu.uuid for gpu in chosen}) != ranks:
         raise Invalid("`gpus` names a GPU twice: NCCL has one rank on each", hint="fewer ranks")
+    together = [*(chosen if ranks > 1 else []), *(gpu for group in groups for gpu in group if parallel > 1)]
+    if cut := [gpu for gpu in together if gpu.mig]:
+        raise Invalid(f"GPU {cut[0].index} is a MIG device, which computes alone", hint=MIG_HINT)
     if groups and (len(groups) != engines or any(len(group) != parallel for group in groups)):
         raise Invalid(
             f"`pool.gpus` must have {engines} lists of {parallel}",
@@ -141,6 +149,9 @@ def _too_few(gpus: Sequence[Gpu], free: int, ranks: int, engines: int, parallel:
     return f"{ranks} ranks and {several} do not fit on {free} free GPUs of {len(gpus)}{busy}"
 
 
-def _hint(taking_turns: bool) -> str:
+def _hint(gpus: Sequence[Gpu], taking_turns: bool) -> str:
+    cut = f"; {MIG_HINT}" if any(gpu.mig for gpu in gpus) else ""
     turns = "" if taking_turns else "`handover = true` has them take turns; "
-    return f"fewer ranks or engines; {turns}gpus = [0] and pool.gpus = [[0]] share; CUDA_VISIBLE_DEVICES= uses none"
+    return (
+        f"fewer ranks or engines; {turns}gpus = [0] and pool.gpus = [[0]] share; CUDA_VISIBLE_DEVICES= uses none{cut}"
+    )

@@ -16,9 +16,19 @@ from rollout.engine import gpus
 from rollout.engine.launch import embedded, on_gpus, vllm
 from sandbox.errors import Invalid
 
-SMI = """0, GPU-aa11, NVIDIA H800, 81559, 4
-1, GPU-bb22, NVIDIA H800, 81559, 70000
-2, GPU-cc33, NVIDIA GB10, [N/A], [N/A]
+SMI = """0, GPU-aa11, NVIDIA H800, 81559, 4, Disabled
+1, GPU-bb22, NVIDIA H800, 81559, 70000, Disabled
+2, GPU-cc33, NVIDIA GB10, [N/A], [N/A], [N/A]
+"""
+SMI_MIG = """0, GPU-aa11, NVIDIA H100 80GB HBM3, 81559, 4, Disabled
+1, GPU-bb22, NVIDIA H100 80GB HBM3, 81559, 4, Enabled
+2, GPU-cc33, NVIDIA H100 80GB HBM3, 81559, 4, Enabled
+"""
+SMI_LIST = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa11)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb22)
+  MIG 3g.40gb     Device  0: (UUID: MIG-d1)
+  MIG 1g.10gb+me  Device  1: (UUID: MIG-d2)
+GPU 2: NVIDIA H100 80GB HBM3 (UUID: GPU-cc33)
 """
 
 
@@ -136,6 +146,47 @@ def test_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sc
     assert len(gpus.visible()) == count
     monkeypatch.setenv(gpus.VISIBLE, "")
     assert gpus.visible() == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "uuids"),
+    [
+        (None, ["GPU-aa11", "MIG-d1", "MIG-d2"]),
+        ("1", ["MIG-d1", "MIG-d2"]),
+        ("2", []),
+        ("MIG-d2,0", ["MIG-d2", "GPU-aa11"]),
+        ("MIG-of-an-older-driver", ["MIG-of-an-older-driver"]),
+    ],
+)
+def test_a_gpu_in_mig_mode_is_its_mig_devices(
+    chosen: str | None, uuids: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nif [ $1 = -L ]; then cat <<'E'\n{SMI_LIST}E\nelse cat <<'E'\n{SMI_MIG}E\nfi\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    seen = gpus.visible({} if chosen is None else {gpus.VISIBLE: chosen})
+    assert [gpu.uuid for gpu in seen] == uuids
+    sizes = {gpu.uuid: (gpu.index, gpu.memory // GIB, gpu.mig) for gpu in seen}
+    assert sizes.get("MIG-d1", (3, 40, True)) == (3, 40, True)
+    assert sizes.get("MIG-d2", (4, 10, True)) == (4, 10, True)
+    assert gpus.environment(["MIG-d1"], seen) == ({gpus.VISIBLE: "MIG-d1"} if "MIG-d1" in uuids else {})
+
+
+def test_mig_devices_are_for_parts_that_need_one() -> None:
+    cut = [Gpu(9 - n, f"GPU-{9 - n}", "slice", 10 * GIB, 0, mig=True) for n in range(3)]
+    assert indexes(place([*cut, *machine(1)], ranks=1, engines=2)) == ([0], [[9], [8]])
+    assert indexes(place([*cut, *machine(2)], ranks=2, engines=1)) == ([0, 1], [[9]])
+    assert indexes(place([*cut, *machine(3)], ranks=1, engines=1, parallel=2)) == ([0], [[1, 2]])
+    assert indexes(place(cut, ranks=1, engines=2, trainer=[8], servers=[[7], [9]])) == ([8], [[7], [9]])
+    with pytest.raises(Invalid, match=r"2 ranks and 1 engines do not fit.*a MIG device is for ranks = 1"):
+        place(cut, ranks=2, engines=1)
+    with pytest.raises(Invalid, match=r"1 engines of 2 each do not fit.*a MIG device is for"):
+        place([*cut, *machine(1)], ranks=1, engines=1, parallel=2)
+    with pytest.raises(Invalid, match="GPU 8 is a MIG device, which computes alone"):
+        place(cut, ranks=2, engines=1, trainer=[8, 9])
+    with pytest.raises(Invalid, match="GPU 9 is a MIG device, which computes alone"):
+        place([*cut, *machine(1)], ranks=1, engines=1, parallel=2, servers=[[9, 8]])
 
 
 def test_a_server_has_its_own_gpus() -> None:
