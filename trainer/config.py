@@ -356,8 +356,12 @@ def _resumed(run: Path, *, steps: int | None = None, ranks: int | None = None) -
         raise Invalid(f"{directory / NAME} is no plan of this version: {error}", hint="begin a new run") from None
     changed = msgspec.structs.replace(config, steps=steps or config.steps, ranks=ranks or config.ranks)
     if changed != config:
+        plan = read_plan(directory)
+        if changed.ranks != config.ranks:
+            devices = machine.resized(changed, plan.devices, directory / "policy")
+            plan = msgspec.structs.replace(plan, devices=devices)
         config = _agreeing(changed)
-        _remember(directory, config, msgspec.structs.replace(read_plan(directory), steps=config.steps))
+        _remember(directory, config, msgspec.structs.replace(plan, steps=config.steps))
     return directory, config
 
 

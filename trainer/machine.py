@@ -68,6 +68,17 @@ def devices(config: TrainConfig, start: Path) -> tuple[decide.DevicePlacement, d
     return placement, needed
 
 
+def resized(config: TrainConfig, placement: decide.DevicePlacement, start: Path) -> decide.DevicePlacement:
+    """The placement of a run that is resumed with another number of ranks, `config.ranks`. Raises Invalid where it does
+    not fit."""
+    existing = gpus.visible()
+    changed = decide.resized(placement, existing, ranks=config.ranks, taking_turns=config.handover)
+    if changed.ranks:
+        needed = demand(config, start)
+        device_memory.need_memory(changed, existing, needed, ranks=config.ranks, parallel=config.pool.parallel)
+    return changed
+
+
 def demand(config: TrainConfig, start: Path) -> device_memory.Demand:
     """What parts of a run take at least of each of their GPUs. Makes the model without memory."""
     from trainer import estimate  # with torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -138,12 +139,12 @@ def test_a_model_without_chat_template_is_refused_where_it_would_have_to_be_told
     assert not (tmp_path / "runs").exists()
 
 
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int) -> None:
-    """A machine with two GPUs of this memory, as nvidia-smi lists them."""
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mebibytes: int, *, count: int = 2) -> None:
+    """A machine with GPUs of this memory, as nvidia-smi lists them."""
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(
-        "".join(["#!/bin/sh\n", *(f"echo {n}, GPU-{n}, H800, {mebibytes}, 0, Disabled\n" for n in range(2))])
+        "".join(["#!/bin/sh\n", *(f"echo {n}, GPU-{n}, H800, {mebibytes}, 0, Disabled\n" for n in range(count))])
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
@@ -161,6 +162,16 @@ def test_a_run_that_does_not_fit_into_the_memory_of_gpus_is_refused(
     assert not (tmp_path / "runs").exists()
     directory, _ = open_run(TrainConfig(task=EXAMPLE, offload=True, out=tmp_path / "runs"))
     assert read_plan(directory).devices == DevicePlacement(["GPU-0"], [["GPU-1"]])
+
+
+def test_a_resumed_run_has_a_gpu_for_each_of_its_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver(tmp_path, monkeypatch, 64 << 10, count=3)
+    directory, _ = open_run(TrainConfig(task=EXAMPLE, out=tmp_path / "runs"))
+    shutil.copytree(EXAMPLE / "start", directory / "policy")  # as a run does when it begins
+    open_run(TrainConfig(task=Path(), resume=directory), ranks=2)
+    assert read_plan(directory).devices == DevicePlacement(["GPU-0", "GPU-2"], [["GPU-1"]])
+    with pytest.raises(Invalid, match="3 ranks do not fit"):
+        open_run(TrainConfig(task=Path(), resume=directory), ranks=3)
 
 
 def test_a_dry_run_prints_what_each_gpu_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,35 @@ def place(
     return DevicePlacement([gpu.uuid for gpu in chosen], placed, last)
 
 
+def resized(
+    placement: DevicePlacement, gpus: Sequence[Gpu], *, ranks: int, taking_turns: bool = False
+) -> DevicePlacement:
+    """The same for another number of ranks: they keep their GPUs, the first ones where there are fewer, and get free
+    ones that no server has. A placement on CPUs or on another machine stays as it is.
+
+    Raises Invalid where there are too few.
+
+    >>> four = [Gpu(n, f"GPU-{n}", "H20", 96 * GIB, 0) for n in range(4)]
+    >>> resized(DevicePlacement(["GPU-0"], [["GPU-1"]]), four, ranks=2).ranks
+    ['GPU-0', 'GPU-2']
+    """
+    named = {gpu.uuid: gpu for gpu in gpus}
+    if not placement.ranks or not named.keys() >= set(placement.ranks):
+        return placement
+    servers = [] if taking_turns else [*placement.engines, placement.evaluation]
+    taken = {*placement.ranks, *(uuid for group in servers for uuid in group)}
+    more = [gpu.uuid for gpu in gpus if gpu.free and not gpu.mig and gpu.uuid not in taken]
+    chosen = [*placement.ranks, *more][:ranks]
+    if len(chosen) < ranks:
+        raise Invalid(
+            f"{ranks} ranks do not fit: the run has {len(placement.ranks)} GPUs for ranks, and {len(more)} are free",
+            hint=f"resume with {len(chosen)} ranks or fewer",
+        )
+    if ranks > 1 and any(named[uuid].mig for uuid in chosen):
+        raise Invalid("the rank of this run has a MIG device, which computes alone", hint=MIG_HINT)
+    return msgspec.structs.replace(placement, ranks=chosen)
+
+
 def describe(placement: DevicePlacement, gpus: Sequence[Gpu]) -> list[tuple[str, str]]:
     """Rows for people: (part, its GPUs).
 

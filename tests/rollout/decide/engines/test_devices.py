@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.decide.engines.devices import GIB, DevicePlacement, Gpu, describe, place
+from rollout.decide.engines.devices import GIB, DevicePlacement, Gpu, describe, place, resized
 from rollout.decide.engines.options import arguments, check_options
 from rollout.engine import gpus
 from rollout.engine.launch import embedded, on_gpus, vllm
@@ -187,6 +187,22 @@ def test_mig_devices_are_for_parts_that_need_one() -> None:
         place(cut, ranks=2, engines=1, trainer=[8, 9])
     with pytest.raises(Invalid, match="GPU 9 is a MIG device, which computes alone"):
         place([*cut, *machine(1)], ranks=1, engines=1, parallel=2, servers=[[9, 8]])
+
+
+def test_another_number_of_ranks_keeps_gpus_and_takes_free_ones() -> None:
+    first = place(machine(5), ranks=2, engines=1)
+    assert indexes(resized(first, machine(5, busy=(0, 1, 2, 3)), ranks=3)) == ([0, 1, 4], [[2]])
+    assert indexes(resized(first, machine(5, busy=(0, 1, 2)), ranks=1)) == ([0], [[2]])
+    shared = place(machine(2), ranks=1, engines=2, taking_turns=True)
+    assert indexes(resized(shared, machine(2), ranks=2, taking_turns=True)) == ([0, 1], [[0], [1]])
+    elsewhere = DevicePlacement(["GPU-of-another-machine"])
+    assert resized(elsewhere, machine(5), ranks=2) == elsewhere
+    assert resized(DevicePlacement(), machine(5), ranks=2) == DevicePlacement()
+    with pytest.raises(Invalid, match=r"5 ranks do not fit: the run has 2 GPUs for ranks, and 1 are free.*3 ranks or"):
+        resized(first, machine(5, busy=(3,)), ranks=5)
+    cut = [Gpu(n, f"GPU-{n}", "slice", 10 * GIB, 0, mig=True) for n in range(3)]
+    with pytest.raises(Invalid, match="a MIG device"):
+        resized(DevicePlacement(["GPU-0"], [["GPU-1"]]), [*cut, *machine(5)[3:]], ranks=2)
 
 
 def test_a_server_has_its_own_gpus() -> None:
