@@ -138,6 +138,7 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
 struct mapping {
     uint64_t start, end, flags;
 };
+#define BUFFER (1 << 16) /* bytes of a read; a multiple of the mapping's size is not needed: no read has a part of one */
 
 /* Which of the descriptors that we were started with is the inspector's program that tells mappings; -1: none. */
 static int find_program(void) {
@@ -197,6 +198,28 @@ static char *read_whole(int fd, size_t *size) {
     return content;
 }
 
+/* All mappings that an iterator tells; where they end. A process that has more than one buffer of the kernel's holds is
+ * told from the last buffer's beginning again and again, never to an end. */
+static char *read_mappings(int iterator, size_t *size) {
+    const size_t one = sizeof(struct mapping);
+    size_t room = 0;
+    char *content = NULL;
+    for (*size = 0;;) {
+        if (*size + BUFFER > room) {
+            char *more = realloc(content, room = 2 * room + BUFFER);
+            if (!more) break;
+            content = more;
+        }
+        ssize_t part = read(iterator, content + *size, room - *size);
+        if (part < 0 || part % (ssize_t)one) break;
+        struct mapping *last = (struct mapping *)(void *)(content + *size) - 1;
+        if (part == 0 || (*size && last[1].start <= last->start)) return content;
+        *size += (size_t)part;
+    }
+    free(content);
+    return NULL;
+}
+
 static bool write_flags(FILE *into, uint64_t flags) {
     fputs("VmFlags:", into);
     for (int bit = 0; bit < FLAGS; bit++) {
@@ -225,7 +248,7 @@ static bool join(char *maps, const struct mapping *told, size_t count, FILE *int
 static int brief_smaps(int directory, pid_t pid) {
     int fd = (int)syscall(SYS_openat, directory, "maps", O_RDONLY | O_CLOEXEC), iterator = fd < 0 ? -1 : tell(pid);
     size_t size = 0, told_size = 0;
-    char *maps = iterator < 0 ? NULL : read_whole(fd, &size), *told = maps ? read_whole(iterator, &told_size) : NULL;
+    char *maps = iterator < 0 ? NULL : read_whole(fd, &size), *told = maps ? read_mappings(iterator, &told_size) : NULL;
     if (fd >= 0) close(fd);
     if (iterator >= 0) close(iterator);
     int made = told ? (int)syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC) : -1;

@@ -20,7 +20,7 @@ from sandbox.libc import checked, library
 FILE = "tracked-letters.log"
 PAGE = 4096
 BITS = 64
-MAX_MAPPINGS = 1 << 16  # that are read: a process may grow while it reads itself, and all flags come among the first
+_BUFFER = 1 << 16  # bytes of a read
 _SYS_BPF, _LINK_CREATE, _ITER_CREATE, _TRACE_ITER = 321, 28, 33, 28
 _ATTRIBUTES = 128  # bytes of a call
 _RECORD = struct.Struct("=3Q")
@@ -87,10 +87,13 @@ def _mappings(program: int, pid: int) -> Iterator[tuple[int, int, int]]:
     which = ctypes.create_string_buffer(struct.pack("=4I", pid, 0, 0, 0), 16)
     link = _bpf(_LINK_CREATE, struct.pack("=4IQI", program, 0, _TRACE_ITER, 0, ctypes.addressof(which), 12))
     with closing(link), closing(_bpf(_ITER_CREATE, struct.pack("=2I", link, 0))) as iterator:
-        content, size = memoryview(bytearray(MAX_MAPPINGS * _RECORD.size)), 0
-        while size < len(content) and (count := os.readv(iterator, [content[size:]])):
-            size += count
-    yield from _RECORD.iter_unpack(content[:size])
+        last = -1
+        while part := os.read(iterator, _BUFFER):
+            records = list(_RECORD.iter_unpack(part))
+            if records[0][0] <= last:  # the kernel tells its last buffer again and again where it needs several
+                return
+            last = records[-1][0]
+            yield from records
 
 
 def _bpf(command: int, attributes: bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,6 +26,15 @@ held = bytearray(os.urandom(6 << 20))
 def get(kind, access=3): return libc.mmap(None, ctypes.c_size_t(1 << 16), access, kind | 0x20, -1, 0)
 kinds = [get(kind) for kind in (2, 1, 2 | 0x4000, 2 | 0x100)] + [get(2, access) for access in (0, 1, 5)]
 for advice in (1, 2, 10, 12, 14, 15, 16, 18): libc.madvise(ctypes.c_void_p(get(2)), ctypes.c_size_t(1 << 16), advice)
+serve(lambda: True)
+""")
+
+MANY = python_program("""
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+held = bytearray(os.urandom(6 << 20))
+start = libc.mmap(None, ctypes.c_size_t(4000 * 4096), 3, 0x22, -1, 0)
+for at in range(start, start + 4000 * 4096, 8192): libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(4096), 1)
 serve(lambda: True)
 """)
 
@@ -66,3 +77,29 @@ def test_letters_are_learned() -> None:
         letters = mapping_flags.learned(inspector.mappings)
     known = {letters[at : at + 2] for at in range(0, len(letters), 2)} - {b"\0\0"}
     assert known >= {b"rd", b"wr", b"ex", b"gd", b"lo", b"nr", b"dc", b"dd", b"wf", b"hg", b"nh", b"sr", b"rr", b"uw"}
+
+
+def test_more_mappings_than_one_buffer_of_the_kernel_are_read_once() -> None:
+    """1,365 of them fit. The kernel tells the last buffer again for ever where it needs several."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    size = 4000 * mapping_flags.PAGE
+    start = int(libc.mmap(None, ctypes.c_size_t(size), 3, 0x22, -1, 0))
+    try:
+        for at in range(start, start + size, 2 * mapping_flags.PAGE):  # neighbours with other rights do not merge
+            libc.mprotect(ctypes.c_void_p(at), ctypes.c_size_t(mapping_flags.PAGE), 1)
+        with Inspector.load() as inspector:
+            assert inspector.mappings is not None
+            told = [(low, high) for low, high, _ in mapping_flags._mappings(inspector.mappings, os.getpid())]
+        assert told == sorted(set(told))
+        assert len([low for low, _ in told if start <= low < start + size]) == 4000
+    finally:
+        libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(size))
+
+
+async def test_a_program_with_many_mappings_is_dumped(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, MANY)
+    saved = [await bench.save(sandbox) for _ in range(2)][-1]
+    await bench.kill_and_restore(sandbox, saved, saved.dump)
+    assert await shell(sandbox, CHECK) == "good\n"
