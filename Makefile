@@ -91,7 +91,7 @@ test: setup-train setup-models setup-browser lint
 test-long: setup-train setup-models
 	@$(PYTEST) -m long $(TESTS)
 
-test-clients: setup-train setup-clients
+test-clients: setup-train setup-clients setup-agents
 	@rm -rf .prefix/clients/results
 	@$(PYTEST) -m "long or not long" -rs tests/conformance/clients tests/daemon/e2b tests/daemon/gateway/test_coding_agents.py; status=$$?; \
 		$(BIN)/python -m tests.conformance.clients.table --write; exit $$status
