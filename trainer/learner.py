@@ -11,6 +11,7 @@ ranks, or fed group by group; a number that is not finite stops the step before 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer import optimisers
-from trainer.batches.pack import EMPTY, pack
-from trainer.batches.plan import plan
+from trainer.batches.pack import EMPTY, PackedBatch, pack
+from trainer.batches.plan import Family, families, plan
 from trainer.batches.sample import Sample, accepted, episodes
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.errors import TrainerFailed
@@ -46,6 +47,7 @@ from trainer.settings import OptimiserSettings
 # In half precision a gradient is rounded once per micro-batch, so that another packing gives another step (0.5 to 1 %
 # of the first steps' change). With so many micro-batches, or a multiple, 1, 2, 4 and 8 ranks have the same ones.
 SAME_ROUNDING = 8
+SPREAD = 4  # families for each micro-batch, so that all cost about the same
 
 
 @dataclass(slots=True)
@@ -60,14 +62,16 @@ class StepStats:
     refused: dict[str, int] = field(default_factory=dict)
     put_aside: dict[str, str] = field(default_factory=dict)  # samples that were not trained on, and why
     lengths: dict[str, float] = field(default_factory=dict)  # by outcome
-    forward_tokens: int = 0  # that the model read, on this rank
+    batch_tokens: int = 0  # of all trajectories
+    forward_tokens: int = 0  # that the model read, on this rank: common beginnings once, what bears no gradient never
     padding_tokens: int = 0  # of these, the ones of no trajectory
     seconds: float = 0.0  # of work
     hidden_s: float = 0.0  # of these, before the batch was complete
 
     def items(self) -> dict[str, float | dict[str, int] | dict[str, float] | dict[str, str]]:
         """As they are logged."""
-        names = ("grad_norm", "trajectories", "computed", "silent", "refused", "put_aside", "lengths", "forward_tokens")
+        names = ("grad_norm", "trajectories", "computed", "silent", "refused", "put_aside", "lengths", "batch_tokens",
+                 "forward_tokens")  # fmt: skip
         own = {name: getattr(self, name) for name in (*names, "seconds", "hidden_s")}
         return {**self.summary.items(), **own}
 
@@ -161,6 +165,7 @@ class Learner:
             self._complete(samples)
         rewards = self._rewards(samples)
         stats.trajectories = len(rewards.rewards)
+        stats.batch_tokens = sum(len(sample.tokens) for sample in samples)
         stats.silent = int(silent(rewards).sum())
         stats.lengths = by_outcome(
             [item.reward for item in samples],
@@ -214,7 +219,7 @@ class Learner:
         needed = [i for i, episode in enumerate(episodes(samples)) if target[episode] and sampled[i]]
         self._stats.computed += len(needed)
         for mine in self._micro_batches([samples[i] for i in needed]):
-            rows = [needed[i] for i in mine]
+            rows = [needed[i] for one in mine for i in one.members]
 
             def gather(values: Sequence[Tensor] | None, rows: list[int] = rows) -> Tensor | None:
                 if values is None:
@@ -224,7 +229,7 @@ class Learner:
 
             advantage, share = gather(advantages), gather(shares)
             assert advantage is not None and share is not None
-            packed = pack([samples[i] for i in rows] or [EMPTY], device=self.ranks.device)
+            packed = self._pack([samples[i] for i in rows], mine)
             scores = self.scorer(packed)
             if scores.new.requires_grad:
                 scores.new.register_hook(self._metrics.note_slope)
@@ -305,8 +310,9 @@ class Learner:
         result = torch.zeros(2, sum(counts), dtype=torch.float64)
         starts = [0, *accumulate(counts)]
         for mine in self._micro_batches(samples):
-            scores = scorer(pack([samples[i] for i in mine] or [EMPTY], device=self.ranks.device))
-            where = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in mine] or [torch.zeros(0).long()])
+            rows = [i for one in mine for i in one.members]
+            scores = scorer(self._pack([samples[i] for i in rows], mine))
+            where = torch.cat([torch.arange(starts[i], starts[i + 1]) for i in rows] or [torch.zeros(0).long()])
             result[0, where] = scores.new.double().cpu()
             if scores.value is not None:
                 result[1, where] = scores.value.double().cpu()
@@ -314,14 +320,27 @@ class Learner:
         values = None if scorer.critic is None else list(result[1].split(counts))
         return list(result[0].split(counts)), values
 
-    def _micro_batches(self, samples: list[Sample]) -> Iterator[list[int]]:
+    def _micro_batches(self, samples: list[Sample]) -> Iterator[list[Family]]:
         """This rank's, possibly empty ones: all ranks take part in every round."""
-        lengths = [len(sample.tokens) for sample in samples]
         settings, ranks = self.settings, self.ranks
         same = SAME_ROUNDING if self.scorer.bf16 else 1
-        for shared in plan(lengths, budget=settings.budget, ranks=ranks.size, width=self.scorer.width, multiple=same):
+        tokens = [sample.tokens for sample in samples]
+        lengths = [len(item) for item in tokens]
+        if self.scorer.shares:
+            parts = math.lcm(ranks.size, same)
+            groups = [sample.group for sample in samples]
+            made = families(tokens, groups, budget=settings.budget, minimum=parts if parts == 1 else SPREAD * parts)
+        else:
+            made = [Family((index,)) for index in range(len(samples))]
+        sizes = [one.size(lengths) for one in made]
+        for shared in plan(sizes, budget=settings.budget, ranks=ranks.size, width=self.scorer.width, multiple=same):
             self.on_micro_batch()
-            yield shared[ranks.rank]
+            yield [made[number] for number in shared[ranks.rank]]
+
+    def _pack(self, samples: list[Sample], made: list[Family]) -> PackedBatch:
+        if not samples:
+            return pack([EMPTY], device=self.ranks.device)
+        return pack(samples, [(len(one.members), one.prefix) for one in made], device=self.ranks.device)
 
     def _with_before(self, samples: Sequence[Sample], before: _Before) -> Rewards:
         """Rewards with KL in them, the critic's values and the teacher's log-probabilities."""

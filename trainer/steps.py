@@ -41,6 +41,7 @@ MAX_LOSSES = 3  # of ranks in a row, without a step in between
 
 def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
     """The input of the processes that take the steps. The policy that the run began with lies in its directory."""
+    way = verify.way_of(run)
     return WorkPlan(
         model=str(run / "policy"),
         directory=str(run / "ranks"),
@@ -50,7 +51,8 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         seed=config.seed,
         objective=config.objective,
         length=config.max_length,
-        packs=verify.way_of(run),
+        packs=way.packs,
+        shares=way.shares,
         settings=config.optimiser,
         bf16=config.bf16,
         recompute=config.recompute,

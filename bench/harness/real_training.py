@@ -65,9 +65,9 @@ def learn(host: BenchHost, config: TrainConfig) -> dict[str, Any]:
 
 
 def _speed(steps: list[dict[str, Any]]) -> float:
-    """Tokens that the model read in steps, a second of them."""
+    """Tokens of the batches' trajectories, a second of the steps on them."""
     spent = sum(line.get("train/seconds", 0.0) for line in steps)
-    return round(sum(line.get("train/forward_tokens", 0.0) for line in steps) / spent, 1) if spent else 0.0
+    return round(sum(line.get("train/batch_tokens", 0.0) for line in steps) / spent, 1) if spent else 0.0
 
 
 def _watch(host: BenchHost, run: Path, log: Path) -> dict[int, float]:

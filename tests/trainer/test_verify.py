@@ -113,8 +113,8 @@ def test_a_run_finds_the_way_once_and_refuses_what_has_none(tmp_path: Path, monk
     run = tmp_path / "run"
     run.mkdir()
     directory = build("lfm2", tmp_path / "model")
-    assert way_of(run)
-    assert not begin(directory, run).packs and not way_of(run)
+    assert way_of(run).packs
+    assert not begin(directory, run).packs and not way_of(run).packs
     monkeypatch.setattr(
         verifying, "verify", lambda _: Verification(model="X", way="refused", reason="differs by 2 nat")
     )

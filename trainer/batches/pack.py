@@ -1,14 +1,20 @@
-"""Packed tensors: trajectories one after another, without padding.
+"""Packed tensors: trajectories one after another, without padding, a common beginning once.
 
-Guarantee: position numbers begin at 0 in each trajectory and `lengths` says where each ends; that is all that attention
-needs to keep them apart.
+Guarantee: positions count from the beginning of each trajectory, `lengths` says where each segment ends and `after`
+which one it continues; that is all that attention needs to keep trajectories apart.
+
+::
+
+    families (2, 3), (1, 0):   p p p │ a a │ b │ c c c c      trajectories p p p a a, p p p b, c c c c
+    lengths, after:            3  -1   2  0  1  0   4  -1
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property, partial
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -16,14 +22,18 @@ from torch import Tensor
 from trainer.batches.sample import Sample
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackedBatch:
-    """N tokens of S trajectories, T of them sampled. Example: lengths [3, 2], positions [0, 1, 2, 0, 1]."""
+    """N tokens in G segments, T of them sampled. Example: lengths [3, 2], positions [0, 1, 2, 0, 1].
+
+    Without common beginnings each segment is a trajectory.
+    """
 
     tokens: Tensor  # [N]
     positions: Tensor  # [N]
-    lengths: list[int]  # [S]
-    bounds: Tensor  # [S + 1] int32: 0, then where each trajectory ends
+    lengths: list[int]  # [G]
+    after: list[int]  # [G] number of the segment that it continues; -1: none
+    bounds: Tensor  # [G + 1] int32: 0, then where each segment ends
     predicting: Tensor  # [T] index in N of the token before each sampled one: where its logits are
     targets: Tensor  # [T]
     engine: Tensor  # [T] log μ
@@ -34,11 +44,34 @@ class PackedBatch:
     def longest(self) -> int:
         return max(self.lengths)
 
+    @cached_property
+    def reading(self) -> tuple[Tensor, Tensor, int]:
+        """Of all segments, behind each other, the indices in N that they see; [G + 1] where each ends; the longest."""
+        starts = [0, *accumulate(self.lengths)]
+        indices, lengths = [], []
+        for number, (length, before) in enumerate(zip(self.lengths, self.after, strict=True)):
+            if before >= 0:
+                indices.append(torch.arange(starts[before], starts[before + 1]))
+            indices.append(torch.arange(starts[number], starts[number + 1]))
+            lengths.append(length + (self.lengths[before] if before >= 0 else 0))
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.tokens.device)
+        return torch.cat(indices).to(self.tokens.device), bounds, max(lengths)
 
-def pack(samples: Sequence[Sample], *, device: torch.device | str = "cpu") -> PackedBatch:
-    """Example: ``pack([Sample(tokens=[5, 6, 9], mask=[0, 0, 1], logprobs=[0, 0, -0.3])]).predicting == [1]``."""
-    lengths = [len(sample.tokens) for sample in samples]
-    starts = [0, *accumulate(lengths)]
+
+def pack(
+    samples: Sequence[Sample],
+    families: Sequence[tuple[int, int]] | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> PackedBatch:
+    """Example: ``pack([Sample(tokens=[5, 6, 9], mask=[0, 0, 1], logprobs=[0, 0, -0.3])]).predicting == [1]``.
+
+    `families`: (how many, tokens that they begin with alike), of neighbours in `samples`; None: each is alone.
+    """
+    layout = _Layout()
+    members = iter(samples)
+    for count, prefix in families if families is not None else [(1, 0)] * len(samples):
+        layout.add(list(islice(members, count)), prefix)
     sampled = [[t for t, bit in enumerate(sample.mask) if bit] for sample in samples]
     rows = list(zip(samples, sampled, strict=True))
 
@@ -49,16 +82,45 @@ def pack(samples: Sequence[Sample], *, device: torch.device | str = "cpu") -> Pa
         return torch.tensor(values, dtype=torch.float32, device=device)
 
     return PackedBatch(
-        tokens=long([token for sample in samples for token in sample.tokens]),
-        positions=long([position for length in lengths for position in range(length)]),
-        lengths=lengths,
-        bounds=torch.tensor(starts, dtype=torch.int32, device=device),
-        predicting=long([start + t - 1 for start, at in zip(starts[:-1], sampled, strict=True) for t in at]),
+        tokens=long(layout.tokens),
+        positions=long(layout.positions),
+        lengths=layout.lengths,
+        after=layout.after,
+        bounds=torch.tensor([0, *accumulate(layout.lengths)], dtype=torch.int32, device=device),
+        predicting=long([place(t - 1) for place, at in zip(layout.places, sampled, strict=True) for t in at]),
         targets=long([sample.tokens[t] for sample, at in rows for t in at]),
         engine=real([sample.logprobs[t] for sample, at in rows for t in at]),
         temperature=real([sample.temperature or 1.0 for sample, at in rows for _ in at]),
         sequence=long([number for number, at in enumerate(sampled) for _ in at]),
     )
+
+
+class _Layout:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.positions: list[int] = []
+        self.lengths: list[int] = []
+        self.after: list[int] = []
+        self.places: list[Callable[[int], int]] = []  # of each trajectory: from a token of it to its index
+
+    def add(self, members: list[Sample], prefix: int) -> None:
+        before, beginning = -1, len(self.tokens)
+        if prefix:
+            before = len(self.lengths)
+            self._segment(members[0].tokens[:prefix], 0, -1)
+        for member in members:
+            self.places.append(partial(_place, prefix, beginning, len(self.tokens) - prefix))
+            self._segment(member.tokens[prefix:], prefix, before)
+
+    def _segment(self, tokens: list[int], position: int, before: int) -> None:
+        self.tokens += tokens
+        self.positions += range(position, position + len(tokens))
+        self.lengths.append(len(tokens))
+        self.after.append(before)
+
+
+def _place(prefix: int, beginning: int, start: int, token: int) -> int:
+    return (beginning if token < prefix else start) + token
 
 
 EMPTY = Sample(tokens=[0, 0], mask=[0, 0], logprobs=[0.0, 0.0])  # keeps a rank without work in step with the others

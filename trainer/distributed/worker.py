@@ -63,6 +63,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     length: int = 1  # the constant of Dr. GRPO, unless the objective has one
     settings: OptimiserSettings = OptimiserSettings()
     packs: bool = True  # trajectories behind each other; else each by itself: see trainer.models.verify
+    shares: bool = True  # and what those of a group begin with alike once
     bf16: bool = False
     recompute: bool = False
     offload: bool = False
@@ -146,7 +147,9 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
 
     def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
         model = load(directory, lora=lora, packs=plan.packs)
-        made = Scorer(model, recompute=plan.recompute, critic=critic, bf16=plan.bf16, packs=plan.packs)
+        made = Scorer(
+            model, recompute=plan.recompute, critic=critic, bf16=plan.bf16, packs=plan.packs, shares=plan.shares
+        )
         return shard(made, ranks, offload=plan.offload)
 
     policy = scorer(plan.lora, critic=objective.value is not None)

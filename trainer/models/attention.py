@@ -1,8 +1,8 @@
-"""Causal attention over packed trajectories, none of which sees another.
+"""Causal attention over packed trajectories, none of which sees another; a common beginning is there once.
 
 Guarantee: exact isolation: the output at a trajectory's tokens is a function of its own tokens alone.
 
-On a GPU in half precision it is one fused kernel over all trajectories. Elsewhere it goes trajectory by trajectory:
+On a GPU in half precision it is one fused kernel over all segments. Elsewhere it goes segment by segment:
 on a CPU that took a tenth of the time of one block-diagonal mask, and less than padding, for lengths from 100 up.
 """
 
@@ -31,17 +31,26 @@ def attend(
 
         left = -1 if window is None else window - 1
         bounds, longest = packed.bounds, packed.longest
+        read, longest_read = bounds, longest
+        if max(packed.after) >= 0:
+            indices, read, longest_read = packed.reading
+            k, v = k[indices], v[indices]
         result = varlen_attn(
-            q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(left, 0), enable_gqa=grouped
+            q, k, v, bounds, read, longest, longest_read, scale=scale, window_size=(left, 0), enable_gqa=grouped
         )
         assert isinstance(result, Tensor)
         return result
     parts = []
-    for one, keys, values in zip(*(part.split(packed.lengths) for part in (q, k, v)), strict=True):
-        length = len(one)
+    split = [part.split(packed.lengths) for part in (q, k, v)]
+    for one, keys, values, before in zip(*split, packed.after, strict=True):
+        length, prefix = len(one), 0
+        if before >= 0:
+            prefix = packed.lengths[before]
+            keys, values = torch.cat([split[1][before], keys]), torch.cat([split[2][before], values])
         mask = None
-        if window is not None and window < length:
-            mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        if prefix or (window is not None and window < length):
+            mask = torch.ones(length, prefix + length, dtype=torch.bool, device=q.device).tril(prefix)
+            mask = mask if window is None else mask.triu(prefix + 1 - window)
         observed = F.scaled_dot_product_attention(
             one.transpose(0, 1)[None],
             keys.transpose(0, 1)[None],

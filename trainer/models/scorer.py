@@ -34,7 +34,8 @@ class Scorer(nn.Module):
 
     `recompute` keeps one hidden state per layer and computes the rest again, for long trajectories. `bf16` computes in
     that precision while the weights stay in fp32. Unless the model `packs`, each trajectory goes through the model's
-    own forward pass by itself: for models that would see what is packed with it, or that change their logits.
+    own forward pass by itself: for models that would see what is packed with it, or that change their logits. Where it
+    `shares`, what trajectories of a group begin with alike may be read once.
     """
 
     def __init__(
@@ -45,10 +46,11 @@ class Scorer(nn.Module):
         critic: bool = False,
         bf16: bool = False,
         packs: bool = True,
+        shares: bool = True,
     ):
         super().__init__()
         self.model = model
-        self.packs = packs
+        self.packs, self.shares = packs, packs and shares
         self.bf16 = bf16
         self.recompute = recompute
         self.critic = nn.Linear(self.width, 1) if critic else None
@@ -111,7 +113,7 @@ class Scorer(nn.Module):
         """Each trajectory by itself, through the model's own forward pass and its own head."""
         result: list[tuple[Tensor, Tensor]] = []
         values: list[Tensor] = []
-        starts = packed.bounds.tolist()
+        starts = packed.bounds.tolist()  # nothing is shared here
         for number, (start, end) in enumerate(pairwise(starts)):
             chosen = packed.sequence == number
             at = packed.predicting[chosen] - start

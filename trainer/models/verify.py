@@ -6,7 +6,7 @@ forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, i
 ::
 
     directory ─▶ transformers' own logits, one probe at a time, without gradients ─────────────┐ compared with
-          ├▶ packed: probes one after another, attention exchanged, with and without recompute │
+          ├▶ packed: probes one after another, attention exchanged, recomputed, a beginning shared │
           └▶ alone:  each probe through the model's own forward pass, ready for gradients      ┘
     packed equals ─▶ "packed" │ only alone equals ─▶ "alone" │ neither ─▶ "refused"
 """
@@ -26,6 +26,7 @@ from rollout.engine.embedded.model import is_plain
 from sandbox import durable
 from sandbox.errors import Invalid
 from trainer.batches.pack import pack
+from trainer.batches.plan import common
 from trainer.batches.sample import Sample
 from trainer.models.load import configuration, load
 from trainer.models.scorer import Scorer
@@ -49,6 +50,7 @@ class Verification(msgspec.Struct, kw_only=True):
     model: str
     way: Way
     packed: float | None = None  # packed behind each other
+    shared: float | None = None  # packed, a common beginning read once
     single: float | None = None  # by the same attention, one in a batch
     recompute: float | None = None  # packed, activations computed again
     alone: float | None = None  # by its own forward pass
@@ -59,20 +61,24 @@ class Verification(msgspec.Struct, kw_only=True):
     def packs(self) -> bool:
         return self.way == "packed"
 
+    @property
+    def shares(self) -> bool:
+        """Whether a common beginning of packed trajectories is read once."""
+        return self.packs and (self.shared is None or self.shared <= TOLERANCE)
+
 
 def probes(vocabulary: int, positions: int | None, *, longer: int = 0) -> list[Sample]:
-    """Trajectories of random tokens. `longer`: one more of so many tokens, before the others."""
+    """Trajectories of random tokens, the last two with a common beginning. `longer`: one more of so many tokens,
+    before the others."""
     lengths = [min(length, positions or length) for length in ((longer,) if longer else ()) + LENGTHS]
     warmth = (1.0, *WARMTH) if longer else WARMTH
     draw = torch.Generator().manual_seed(20_26)
+    tokens = [torch.randint(vocabulary, (length,), generator=draw).tolist() for length in lengths]
+    tail = torch.randint(vocabulary, (lengths[-1],), generator=draw).tolist()
+    tokens.append(tokens[-1][: lengths[-1] // 2] + tail)
     return [
-        Sample(
-            tokens=torch.randint(vocabulary, (length,), generator=draw).tolist(),
-            mask=[0] + [1] * (length - 1),
-            logprobs=[0.0] * length,
-            temperature=temperature,
-        )
-        for length, temperature in zip(lengths, warmth, strict=True)
+        Sample(tokens=item, mask=[0] + [1] * (len(item) - 1), logprobs=[0.0] * len(item), temperature=temperature)
+        for item, temperature in zip(tokens, (*warmth, 1.0), strict=True)
     ]
 
 
@@ -147,9 +153,16 @@ def _packed(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor]
     ):
         if not value <= TOLERANCE:
             return f"{name} its log-probabilities differ by {value:.2g} nat from those of transformers"
+    with torch.no_grad():
+        result.shared = _apart([scorer(pack(samples, _shared(samples))).new], target)
     if slope := _slopes(directory, again, samples, result):
         return slope
     return None
+
+
+def _shared(samples: Sequence[Sample]) -> list[tuple[int, int]]:
+    """The last two probes as a family."""
+    return [(1, 0)] * (len(samples) - 2) + [(2, common([sample.tokens for sample in samples[-2:]]))]
 
 
 def _alone(directory: Path, samples: Sequence[Sample], target: Sequence[Tensor], result: Verification) -> str | None:
@@ -222,7 +235,9 @@ def begin(directory: Path, run: Path) -> Verification:
     return result
 
 
-def way_of(run: Path) -> bool:
-    """Whether the trajectories of this run are packed."""
+def way_of(run: Path) -> Verification:
+    """The way in which this run trains."""
     path = run / FILE
-    return not path.exists() or msgspec.json.decode(path.read_bytes(), type=Verification).packs
+    if not path.exists():
+        return Verification(model="", way="packed")
+    return msgspec.json.decode(path.read_bytes(), type=Verification)
