@@ -22,6 +22,7 @@ from trainer.batches.plan import MIN_PREFIX, common, cost, families, plan
 from trainer.batches.sample import Sample, SampleLog, accepted, episodes, refusal
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner, rewards_of
+from trainer.models import attention
 from trainer.models.attention import attend
 from trainer.models.logprobs import logprobs
 from trainer.models.scorer import Scorer
@@ -189,7 +190,11 @@ def test_a_beginning_that_is_read_once_gives_the_same_scores(minimum: int) -> No
 
 
 @pytest.mark.parametrize("window", [None, 1, 5, 23, 24, 25, 40])
-def test_attention_sees_the_beginning_within_its_window(window: int | None) -> None:
+@pytest.mark.parametrize("entries", [1, 100, attention.MAX_MASK])
+def test_attention_sees_the_beginning_within_its_window(
+    window: int | None, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "MAX_MASK", entries)
     batch = related(1, groups=1)
     shared, apart = packed_families(batch), pack(batch)
     generator = torch.Generator().manual_seed(0)

@@ -8,6 +8,7 @@ on a CPU that took a tenth of the time of one block-diagonal mask, and less than
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from sandbox.errors import Invalid
 from trainer.batches.pack import PackedBatch
 
 NAME = "pagurus_packed"
+MAX_MASK = 1 << 24  # entries of one mask
 
 
 def attend(
@@ -26,13 +28,15 @@ def attend(
     """q [N, H, D], k and v [N, G, D] -> [N, H, D]. `window`: how many tokens back, itself included, a token sees."""
     grouped = q.shape[1] != k.shape[1]
     q, k = q.to(v.dtype), k.to(v.dtype)  # norms and rotations may have left them in fp32
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16):
+    shared = max(packed.after) >= 0
+    half = q.is_cuda and q.dtype in (torch.float16, torch.bfloat16)
+    if half and (not shared or _continues(q.device, q.dtype)):
         from torch.nn.attention.varlen import varlen_attn
 
         left = -1 if window is None else window - 1
         bounds, longest = packed.bounds, packed.longest
         read, longest_read = bounds, longest
-        if max(packed.after) >= 0:
+        if shared:
             indices, read, longest_read = packed.reading
             k, v = k[indices], v[indices]
         result = varlen_attn(
@@ -47,21 +51,38 @@ def attend(
         if before >= 0:
             prefix = packed.lengths[before]
             keys, values = torch.cat([split[1][before], keys]), torch.cat([split[2][before], values])
-        mask = None
-        if prefix or (window is not None and window < length):
-            mask = torch.ones(length, prefix + length, dtype=torch.bool, device=q.device).tril(prefix)
-            mask = mask if window is None else mask.triu(prefix + 1 - window)
-        observed = F.scaled_dot_product_attention(
-            one.transpose(0, 1)[None],
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=scale,
-            enable_gqa=grouped,
-        )
-        parts.append(observed[0].transpose(0, 1))
+        if not prefix and (window is None or window >= length):
+            parts.append(_observed(one, keys, values, None, scale=scale, grouped=grouped))
+            continue
+        rows = max(1, MAX_MASK // len(keys))
+        for start, block in enumerate(one.split(rows)):
+            first, end = prefix + start * rows, prefix + start * rows + len(block)  # what its first and last tokens see
+            mask = torch.ones(len(block), end, dtype=torch.bool, device=q.device).tril(first)
+            mask = mask if window is None else mask.triu(first + 1 - window)
+            parts.append(_observed(block, keys[:end], values[:end], mask, scale=scale, grouped=grouped))
     return torch.cat(parts)
+
+
+def _observed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None, grouped: bool) -> Tensor:
+    q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+    result = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+    return result[0].transpose(0, 1)
+
+
+@functools.cache
+def _continues(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the fused kernel takes fewer queries than keys for the last ones; else a shared beginning needs masks."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(n, 1, 64, generator=generator).to(device, dtype) for n in (2, 5, 5))
+    asking, read = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (2, 5))
+    fused = varlen_attn(q, k, v, asking, read, 2, 5, window_size=(-1, 0))
+    assert isinstance(fused, Tensor)
+    mask = torch.ones(2, 5, dtype=torch.bool, device=device).tril(3)
+    return torch.allclose(fused, _observed(q, k, v, mask, scale=None, grouped=False), atol=0.05)
 
 
 def transformers_attention(
