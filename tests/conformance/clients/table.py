@@ -57,6 +57,8 @@ def main() -> None:
     if "--write" not in sys.argv:
         print(table(), end="")
         return
+    if not any(RESULTS.glob("*.json")):
+        sys.exit(f"{RESULTS} has no results: run `make test-clients`; {PAGE.name} is as it was")
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}")
 
