@@ -80,6 +80,7 @@ class Routes:
         self._overview = Overview(members, callers, jobs, phases)
         self._pace = TokenRateLimits()
         self._memory = Shares("in memory", memory_part())
+        self._describing = asyncio.Lock()
         self._described: tuple[float, object] | None = None  # until when the description is used again
 
     def application(self) -> web.Application:
@@ -244,15 +245,15 @@ class Routes:
         raise self._no_host()
 
     async def _description(self, request: web.Request) -> web.StreamResponse:
-        if self._described is not None and time.monotonic() < self._described[0]:
-            return reply(request, self._described[1])
-        host: bytes | None = None
-        for member in self.members.living()[:1]:
-            host = (await member.upstream.complete("GET", request.path, {}, None, None)).body
-        made = described(host, self._table(), lambda method, path: _scope(access.NOBODY, method, path))
-        if host is not None:
-            self._described = (time.monotonic() + DESCRIPTION_TTL, made)
-        return reply(request, made)
+        async with self._describing:  # callers who come at once cost one call together
+            if self._described is None or time.monotonic() >= self._described[0]:
+                host: bytes | None = None
+                for member in self.members.living()[:1]:
+                    host = (await member.upstream.complete("GET", request.path, {}, None, None)).body
+                made = described(host, self._table(), lambda method, path: _scope(access.NOBODY, method, path))
+                ttl = DESCRIPTION_TTL if host is not None else 0.0
+                self._described = time.monotonic() + ttl, made
+        return reply(request, self._described[1])
 
     async def _best(self, request: web.Request) -> web.StreamResponse:
         """Whatever comes in is for the host that has most room."""
