@@ -138,7 +138,7 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
 struct mapping {
     uint64_t start, end, flags;
 };
-#define BUFFER (1 << 16) /* bytes of a read; a multiple of the mapping's size is not needed: no read has a part of one */
+#define BUFFER (1 << 16) /* bytes of a read: more than the kernel gives at once; it gives whole mappings */
 
 /* Which of the descriptors that we were started with is the inspector's program that tells mappings; -1: none. */
 static int find_program(void) {
@@ -204,6 +204,7 @@ static char *read_mappings(int iterator, size_t *size) {
     const size_t one = sizeof(struct mapping);
     size_t room = 0;
     char *content = NULL;
+    uint64_t last = 0;
     for (*size = 0;;) {
         if (*size + BUFFER > room) {
             char *more = realloc(content, room = 2 * room + BUFFER);
@@ -212,9 +213,10 @@ static char *read_mappings(int iterator, size_t *size) {
         }
         ssize_t part = read(iterator, content + *size, room - *size);
         if (part < 0 || part % (ssize_t)one) break;
-        struct mapping *last = (struct mapping *)(void *)(content + *size) - 1;
-        if (part == 0 || (*size && last[1].start <= last->start)) return content;
+        struct mapping *told = (struct mapping *)(void *)(content + *size);
+        if (part == 0 || (*size && told->start <= last)) return content;
         *size += (size_t)part;
+        last = told[(size_t)part / one - 1].start;
     }
     free(content);
     return NULL;
