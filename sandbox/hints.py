@@ -11,6 +11,7 @@ from pathlib import Path
 from sandbox import paths, procfs
 
 DEBIAN_HOME = "/opt/pagurus/"  # where the Debian package lies (packaging/deb.py)
+HOST = "`pagurus doctor` says what this host lacks"
 
 
 def parts(verb: str = "setup") -> str:

@@ -29,6 +29,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 EMPTY = hashlib.sha256().hexdigest()
 VLLM_VOCABULARY_MULTIPLE = 64
 KEEP_ALIVE = 3.0  # seconds; below uvicorn's five, so that we never write into a connection that it is closing
+UNTRIED = "see the engine's log; a version of vLLM that was not tried may answer otherwise"
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -415,20 +416,11 @@ def _delta(line: bytes, count: int) -> Delta:
     ids = choice.token_ids or []
     content = (choice.logprobs.content or []) if choice.logprobs is not None else []
     if [entry.token_id for entry in content] != ids:
-        raise EngineFailed(
-            f"request {chunk.request_id}: logprobs do not match the token ids",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {chunk.request_id}: logprobs do not match the token ids", hint=UNTRIED)
     if not all(math.isfinite(entry.logprob) for entry in content):
-        raise EngineFailed(
-            f"request {chunk.request_id}: a log-probability is not finite",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {chunk.request_id}: a log-probability is not finite", hint=UNTRIED)
     if choice.finish_reason not in (None, "stop", "length", "abort"):
-        raise EngineFailed(
-            f"request {chunk.request_id}: finish reason {choice.finish_reason!r}",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {chunk.request_id}: finish reason {choice.finish_reason!r}", hint=UNTRIED)
     if choice.finish_reason is None and choice.weight_versions is None:
         spans = None
     else:
@@ -446,10 +438,7 @@ def _spans(result: list[wire.VersionSpan], count: int, request_id: str) -> list[
     spans = [WeightSpan(label(span.version), span.start, span.end) for span in result]
     edges = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != edges[:-1] or edges[-1] != count:
-        raise EngineFailed(
-            f"request {request_id}: weight-version spans {spans} do not cover the tokens",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {request_id}: weight-version spans {spans} do not cover the tokens", hint=UNTRIED)
     return spans
 
 
@@ -467,27 +456,17 @@ def generation(response: wire.GenerateResponse) -> Generation:
     choice = response.choices[0] if len(response.choices) == 1 else None
     if choice is None or choice.token_ids is None:
         raise EngineFailed(
-            f"request {response.request_id}: the engine's answer has no single choice with token ids",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
+            f"request {response.request_id}: the engine's answer has no single choice with token ids", hint=UNTRIED
         )
     content = (choice.logprobs.content or []) if choice.logprobs is not None else []
     if [entry.token_id for entry in content] != choice.token_ids:
-        raise EngineFailed(
-            f"request {response.request_id}: logprobs do not match the token ids",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {response.request_id}: logprobs do not match the token ids", hint=UNTRIED)
     spans = _spans(choice.weight_versions or [], len(choice.token_ids), response.request_id)
     if not all(math.isfinite(entry.logprob) for entry in content):
-        raise EngineFailed(
-            f"request {response.request_id}: a log-probability is not finite",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {response.request_id}: a log-probability is not finite", hint=UNTRIED)
     finish = choice.finish_reason
     if finish not in ("stop", "length", "abort"):
-        raise EngineFailed(
-            f"request {response.request_id}: finish reason {finish!r}",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        )
+        raise EngineFailed(f"request {response.request_id}: finish reason {finish!r}", hint=UNTRIED)
     return Generation(
         token_ids=choice.token_ids,
         logprobs=[entry.logprob for entry in content],
@@ -506,7 +485,4 @@ def _decode(raw: bytes, kind: type[T], path: str) -> T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.MsgspecError as error:
-        raise EngineFailed(
-            f"engine route {path} answered nonsense: {error}: {raw[:200]!r}",
-            hint="see the engine's log; a version of vLLM that was not tried may answer otherwise",
-        ) from error
+        raise EngineFailed(f"engine route {path} answered nonsense: {error}: {raw[:200]!r}", hint=UNTRIED) from error

@@ -52,6 +52,7 @@ MAX_SAME_COMMAND = 3  # deaths under one command, each time from an equal state:
 MAX_STALL = 300.0  # seconds that the host may take beyond what a command takes
 MAX_COMMAND = 60.0  # seconds; the SDK's default
 SHORTEST = 0.1  # seconds that a command gets when the trajectory's time is nearly used up
+PLAYED_AGAIN = "nothing to do: the trajectory is played again"
 
 
 class KilledItself(SandboxDead):
@@ -342,7 +343,7 @@ class GuardedSandbox:
             raise RestoreFailed(
                 "its journal names no captured state",
                 sandbox=self.id,
-                hint="nothing to do: the trajectory is played again",
+                hint=PLAYED_AGAIN,
             )
         for attempt in itertools.count(1):
             try:
@@ -352,7 +353,7 @@ class GuardedSandbox:
                     raise RestoreFailed(
                         "the state that its journal names was never captured",
                         sandbox=self.id,
-                        hint="nothing to do: the trajectory is played again",
+                        hint=PLAYED_AGAIN,
                     ) from None
                 target = target[1:] or await self._captured_last(target[0])
             except (RestoreFailed, NotEqual) as error:
@@ -375,7 +376,7 @@ class GuardedSandbox:
             raise RestoreFailed(
                 "none of its checkpoints was captured",
                 sandbox=self.id,
-                hint="nothing to do: the trajectory is played again",
+                hint=PLAYED_AGAIN,
             )
         return [existing[-1]]
 

@@ -30,6 +30,7 @@ MAX_CONNECTIONS = 8  # connections
 BLOCK = 1 << 20  # bytes that are received, then hashed
 REFUSALS: dict[int, type[PagurusError]] = {400: Invalid, 401: Unauthorized, 403: Unauthorized, 404: NotFound}
 BROKEN = (OSError, http.client.HTTPException)  # what a connection may end with
+CHECK_LINK = "check the address and the link to the publisher or relay; a pull continues where it ended"
 
 
 class BandwidthLimit:
@@ -75,25 +76,18 @@ class ResumableBody:
         if length < 0 or (0 if response.status != 206 else self.got) + length > self.limit:
             self.clear()
             raise EngineFailed(
-                f"an answer of {length} bytes came where at most {self.limit} were expected",
-                hint="check the address and the link to the publisher or relay; a pull continues where it ended",
+                f"an answer of {length} bytes came where at most {self.limit} were expected", hint=CHECK_LINK
             )
         if response.status != 206 or self.got + length != len(self.content):
             self.clear()
             if response.status == 206:
-                raise EngineFailed(
-                    "an answer does not continue at the requested offset",
-                    hint="check the address and the link to the publisher or relay; a pull continues where it ended",
-                )
+                raise EngineFailed("an answer does not continue at the requested offset", hint=CHECK_LINK)
             self.content = bytearray(length)
         view = memoryview(self.content)
         while self.got < len(self.content):
             count = response.readinto(view[self.got : self.got + BLOCK])
             if not count:
-                raise EngineFailed(
-                    "the connection ended in the middle of an answer",
-                    hint="check the address and the link to the publisher or relay; a pull continues where it ended",
-                )
+                raise EngineFailed("the connection ended in the middle of an answer", hint=CHECK_LINK)
             self.hasher.update(view[self.got : self.got + count])
             self.got += count
             self.received += count
@@ -148,10 +142,7 @@ class Connections:
             raise
         except BROKEN as error:
             line.close()
-            raise EngineFailed(
-                f"the connection broke: {type(error).__name__}: {error}",
-                hint="check the address and the link to the publisher or relay; a pull continues where it ended",
-            ) from error
+            raise EngineFailed(f"the connection broke: {type(error).__name__}: {error}", hint=CHECK_LINK) from error
         except BaseException:
             line.close()
             raise

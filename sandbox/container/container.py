@@ -191,7 +191,7 @@ class Container:
             raise Unsupported(
                 f"the shim ended at once: {self._said()}",
                 sandbox=self.spec.id,
-                hint="`pagurus doctor` says what this host lacks",
+                hint=hints.HOST,
             ) from error
 
     def _said(self) -> str:
@@ -259,9 +259,7 @@ class Container:
         try:
             (pid,), (pidfd,) = await self.call("start")
         except ShimError as error:
-            raise Unsupported(
-                f"cannot start pid 1: {error}", sandbox=self.spec.id, hint="`pagurus doctor` says what this host lacks"
-            ) from error
+            raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id, hint=hints.HOST) from error
         self._adopt_init(int(pid), pidfd)
         return int(pid)
 
@@ -516,7 +514,7 @@ class Container:
             raise Unsupported(
                 f"cannot mount the file tree: {error}",
                 sandbox=self.spec.id,
-                hint="`pagurus doctor` says what this host lacks",
+                hint=hints.HOST,
             ) from error
 
     async def destroy(self) -> None:
