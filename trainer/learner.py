@@ -47,7 +47,7 @@ from trainer.settings import OptimiserSettings
 # In half precision a gradient is rounded once per micro-batch, so that another packing gives another step (0.5 to 1 %
 # of the first steps' change). With so many micro-batches, or a multiple, 1, 2, 4 and 8 ranks have the same ones.
 SAME_ROUNDING = 8
-SPREAD = 4  # families for each micro-batch, so that all cost about the same
+SPREAD = 4  # families for each of several ranks in fp32, so that all have about as much to do
 
 
 @dataclass(slots=True)
@@ -327,9 +327,8 @@ class Learner:
         tokens = [sample.tokens for sample in samples]
         lengths = [len(item) for item in tokens]
         if self.scorer.shares:
-            parts = math.lcm(ranks.size, same)
-            groups = [sample.group for sample in samples]
-            made = families(tokens, groups, budget=settings.budget, minimum=parts if parts == 1 else SPREAD * parts)
+            minimum = math.lcm(ranks.size, same) if same > 1 or ranks.size == 1 else SPREAD * ranks.size
+            made = families(tokens, [sample.group for sample in samples], budget=settings.budget, minimum=minimum)
         else:
             made = [Family((index,)) for index in range(len(samples))]
         sizes = [one.size(lengths) for one in made]

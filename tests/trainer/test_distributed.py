@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from rollout.engine.embedded.model import save_model
-from tests.trainer.test_learner import model, samples
+from tests.support.small_model import model
+from tests.trainer.test_learner import samples
 from trainer.distributed.launch import Fleet
 from trainer.distributed.watch import Beat, Heart, judge, read
 from trainer.distributed.worker import RankWorker, WorkPlan

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3
+from tests.support.small_model import CONFIG
 from tests.trainer.test_distributed import plan
-from tests.trainer.test_learner import CONFIG, LENGTH, flat, samples
+from tests.trainer.test_learner import LENGTH, flat, samples
 from tests.trainer.test_steps import state
 from trainer.batches import aside
 from trainer.batches.aside import PutAside

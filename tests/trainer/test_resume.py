@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.test_learner import model, samples
+from tests.support.small_model import model
+from tests.trainer.test_learner import samples
 from trainer.errors import TrainerFailed
 from trainer.learner import Learner
 from trainer.models.load import Lora, load
