@@ -2,8 +2,8 @@
 
 `make setup-models setup-trl`, then `pagurus bench learning --seeds 0 1 2 --trl --json`: each seed is a whole run of
 `pagurus train` (held-out reward before and after, the batches' mean rewards), then TRL's GRPOTrainer with the same
-model, prompts, sizes, rate and objective (Dr. GRPO, no KL). `step_tokens_per_s` are tokens that forward, backward and
-update take a second, sampling not counted. Sized for two slow cores: an hour of processor time a seed at most.
+model, prompts, sizes, rate and objective (Dr. GRPO, no KL). `step_tokens_per_s` are the batch's tokens for each second
+of forward, backward and update, sampling not counted. Sized for two slow cores: an hour of processor time a seed.
 """
 
 from __future__ import annotations

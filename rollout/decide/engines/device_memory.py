@@ -1,8 +1,7 @@
 """Whether what is placed on each GPU fits into its memory, before anything starts.
 
-Pure. Owns: the sums and the hint. Does not own: placement (devices), how much a part needs (:mod:`trainer.machine`).
-Guarantee: only what cannot fit is refused. A part's need is a lower bound: activations, caches of keys and values, and
-what CUDA itself takes come on top of it.
+Pure. Guarantee: only what cannot fit is refused. A part's need is a lower bound: activations, caches of keys and
+values, and what CUDA itself takes come on top of it.
 """
 
 from __future__ import annotations
