@@ -52,7 +52,7 @@ log = logging.getLogger("pagurus")
 
 TMPFS_MAGIC = 0x01021994
 TRACKED_SHARE = 4  # at most one part in so many of the file system is held for captures to come
-PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before a dump that ending tasks failed is tried again
+PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before a dump that a passing state failed is tried again
 LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
 
 
@@ -196,11 +196,11 @@ class Checkpointer:
                     await asyncio.to_thread(tracker.finish, dest)
                     await asyncio.to_thread(self._bound, tracker)
                 return done
-            except (dump.UnknownWatch, dump.NewObjects, UnknownPages, dump.TasksEnded) as error:
-                pause = next(pauses, None) if isinstance(error, dump.TasksEnded) else 0.0
+            except (dump.UnknownWatch, dump.NewObjects, UnknownPages, dump.TransientState) as error:
+                pause = next(pauses, None) if isinstance(error, dump.TransientState) else 0.0
                 if type(error) in tried or pause is None:
                     raise
-                if not isinstance(error, dump.TasksEnded):  # the others can be helped once
+                if not isinstance(error, dump.TransientState):  # the others can be helped once
                     tried.add(type(error))
                 await asyncio.sleep(pause)
                 if tracker is not None:

@@ -73,8 +73,16 @@ class NewObjects(CheckpointFailed):
     """System V objects that were not there when CRIU started, inside their namespace: try again with another CRIU."""
 
 
-class TasksEnded(CheckpointFailed):
-    """Processes or threads ended while CRIU stopped them all, one after the other: try again."""
+class TransientState(CheckpointFailed):
+    """A state that CRIU does not dump and that passes by itself: try again, after a pause."""
+
+
+class TasksEnded(TransientState):
+    """Processes or threads ended while CRIU stopped them all, one after the other."""
+
+
+class UnacceptedConnection(TransientState):
+    """A connection waits to be accepted, which a server does as soon as it runs."""
 
 
 #: A pattern of CRIU's words -> an error of its own, where the caller can do something about it.
@@ -83,6 +91,7 @@ KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("doesn't live in IPC ns", NewObjects),
     ("No space left", CapturesFull),
     (r"Zombies with threads|Can't open \d+(/\S+)?( on procfs)?: No such (file|process)", TasksEnded),
+    (r"In-flight connection|write queue on an in-flight", UnacceptedConnection),
 )
 
 
