@@ -54,6 +54,7 @@ import os
 import re
 import select
 import signal
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,6 @@ VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
-TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 7, 8, 10
 SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 _PRIVATE = select.EPOLLONESHOT | select.EPOLLET | select.EPOLLEXCLUSIVE | 1 << 29  # EPOLLWAKEUP: no events
@@ -84,7 +84,6 @@ SEGMENTS = "ipcns-shm-"
 _KINDS = ("reg", "isk", "nsf", "psk", "nlsk", "efd", "epfd", "sgfd", "tunf", "tfd", "ify", "ffy", "ext", "usk", "fifo",
           "pipe", "tty", "memfd", "bpf", "pidfd")  # fmt: skip
 _HANDED_OUT = {"id", "ino", "mnt_id", "ns_id", "pipe_id", "regf_id", "tty_info_id", "inode_id", "peer"}
-_TCP_RETAINED = ("inq_len", "outq_len", "unsq_len", "opt_mask", "cork", "nodelay", "mss_clamp")
 
 
 def _owned(entry: Facts) -> Facts:
@@ -126,6 +125,10 @@ class _Canonical:
         self._pipes: dict[int, str] = {}
         self._shared: dict[int, str] = {}
         self._users: dict[int, str] = {}  # id of a file that is no descriptor's own -> who uses it
+        sockets = (entry["isk"] for entry in self._files.values() if "isk" in entry)
+        self._connected: dict[object, int] = {
+            tcp.ends(one): one["ino"] for one in sockets if one["proto"] == socket.IPPROTO_TCP
+        }
         self._nameless = {entry["orig_id"] for entry in self._load("remap-fpath.img")}
         self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
         self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
@@ -311,7 +314,7 @@ class _Canonical:
         elif kind == "usk":
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
-            if body.get("state") != TCP_LISTEN:  # elsewhere it is memory of what was sent, by the sender
+            if body.get("state") != tcp.LISTEN:  # elsewhere it is memory of what was sent, by the sender
                 self.facts.pop(f"{label} backlog", None)
             if body.get("peer") and body["type"] in CONNECTED and not _AUTOBOUND.fullmatch(body.get("name", "")):
                 self.facts[f"{label} name"] = ""
@@ -339,15 +342,12 @@ class _Canonical:
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
         elif kind == "isk":
-            if tcp.is_ipv6(body.get("src_addr", ())):
-                self.facts.pop(f"{label} v6only", None)
-            if body.get("state") in (TCP_CLOSE, TCP_CLOSE_WAIT) and body.get("dst_port"):
-                self.facts[f"{label} state"] = "ended by the other side"
-            if body.get("state") not in (TCP_CLOSE, TCP_LISTEN) or body.get("dst_port"):
-                self.facts[f"{label} opts"] = {k: v for k, v in body["opts"].items() if k != "so_reuseport"}
-            for stream in self._load(f"tcp-stream-{body['ino']:x}.img"):
-                queues = _hash(stream.get("extra"))  # the bytes on their way, in both directions
-                self.facts[f"{label} stream"] = {key: stream.get(key) for key in _TCP_RETAINED} | {"queues": queues}
+            ends = body["ino"], self._connected.get(tcp.ends(body)[::-1], 0)
+            streams = [self._load(f"tcp-stream-{ino:x}.img") for ino in ends]
+            unset, made = tcp.comparable(body, *streams)
+            for name in unset:
+                self.facts.pop(f"{label} {name}", None)
+            self.facts.update((f"{label} {name}", value) for name, value in made.items())
 
     def _contents(self) -> None:
         """What is queued in pipes and sockets, in deleted files and in shared memory."""

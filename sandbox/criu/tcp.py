@@ -13,11 +13,15 @@ No I/O.
 
 from __future__ import annotations
 
+import base64
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from blake3 import blake3
 
 from sandbox.criu import Record
 
@@ -73,6 +77,56 @@ def address(words: Sequence[int], port: int) -> Address:
 def is_ipv6(words: Sequence[int]) -> bool:
     """Whether an address is one of IPv6, not all of them and not an IPv4 address in an IPv6 socket."""
     return len(words) == 4 and any(words) and len(address(words, 0)[0]) == 4
+
+
+def ends(body: Mapping[str, Any]) -> tuple[Address, Address]:
+    """Both ends of a connection, of the JSON of its record: its own, then the other."""
+    return address(body["src_addr"], body["src_port"]), address(body["dst_addr"], body["dst_port"])
+
+
+def comparable(
+    body: Mapping[str, Any], streams: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+) -> tuple[set[str], dict[str, Any]]:
+    """Of the JSON of a socket's record: fields that do not count when two states are compared, and what counts instead.
+
+    `streams` and `others`: the images of its stream, and of that of the other end.
+    """
+    unset, facts = set(), dict[str, Any]()
+    if body.get("state") != LISTEN:
+        unset.add("backlog")  # what the other end has not acknowledged yet
+    if is_ipv6(body.get("src_addr", ())):
+        unset.add("v6only")
+    if body.get("state") in (CLOSE, CLOSE_WAIT) and body.get("dst_port"):
+        facts["state"] = "ended by the other side"
+    if body.get("state") not in (CLOSE, LISTEN) or body.get("dst_port"):
+        facts["opts"] = {key: value for key, value in body["opts"].items() if key != "so_reuseport"}
+    for stream in streams:
+        facts["stream"] = {key: stream.get(key) for key in ("opt_mask", "cork", "nodelay", "mss_clamp")}
+        facts["stream"]["queues"] = blake3(under_way(stream, *others).encode()).hexdigest()
+    return unset, facts
+
+
+def under_way(stream: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
+    """The bytes on their way to a socket: unread ones, and those that its peer has sent and it has not got, in hex.
+
+    Both are the JSON of CRIU's tcp-stream images. The kernel of a held sandbox delivers and acknowledges, which moves
+    bytes from one queue to the other and changes nothing of what will be read. Without a peer in the images: both of
+    its own queues, as they are.
+
+    >>> one = {"inq_seq": 9, "extra": {"inq": "YQ==", "outq": ""}}
+    >>> under_way(one, {"outq_seq": 10, "outq_len": 2, "extra": {"inq": "", "outq": "YmM="}}) == b"ac".hex()
+    True
+    """
+    if other is not None:
+        missing = (other["outq_seq"] - stream["inq_seq"]) % (1 << 32)
+        if missing <= other.get("outq_len", 0):
+            sent = _queue(other, "outq")
+            return (_queue(stream, "inq") + sent[len(sent) - missing :]).hex()
+    return f"{_queue(stream, 'inq').hex()} {_queue(stream, 'outq').hex()}"
+
+
+def _queue(stream: Mapping[str, Any], name: str) -> bytes:
+    return base64.b64decode((stream.get("extra") or {}).get(name, ""))
 
 
 def to_close(connections: Sequence[Connection]) -> list[Connection]:
