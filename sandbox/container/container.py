@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox import hints, paths
-from sandbox.container import endings, kernel_views, spawn
+from sandbox.container import endings, kernel_views, services, spawn
 from sandbox.container.alive import ended, is_readable
 from sandbox.container.cgroup import Cgroup, parse_bytes
 from sandbox.container.excluded import ExclusionGroup
@@ -51,7 +51,7 @@ from sandbox.container.shim import Shim, ShimError, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, SandboxDead, Unsupported
-from sandbox.messages import ExecResult, Limits
+from sandbox.messages import Composition, ExecResult, Limits
 from sandbox.private import passable
 from sandbox.procfs import is_doomed
 from sandbox.tree import quota
@@ -83,6 +83,7 @@ class ContainerSpec:
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing
     workdir: str = "/"  # made with the sandbox where its image lacks it
     login: bool = False  # likewise the user of :mod:`sandbox.container.users`
+    composition: Composition | None = None  # the services whose roots its tree holds
 
 
 class Container:
@@ -237,6 +238,10 @@ class Container:
             await self.call("bind", str(bind.source), str(place), target, int(bind.read_only))
         views = await asyncio.to_thread(kernel_views.make, self.spec.run_dir, self.cgroup)
         await self.call("views", *(str(word) for view in views for word in view))
+        if self.spec.composition is not None:
+            joins = services.joins(self.spec.composition)
+            words = ((join.source, join.target, int(join.read_only)) for join in joins)
+            await self.call("joins", *(word for part in words for word in part))
 
     async def _mount(self) -> None:
         await asyncio.to_thread(quota.count, self.tree, self.spec.id)
@@ -358,6 +363,14 @@ class Container:
             raise self.dead("no processes")
         return self.held_root
 
+    @property
+    def roots(self) -> list[SandboxRoot]:
+        """The roots in which programs run: that of the sandbox, or those of its services, the main one first."""
+        if (composition := self.spec.composition) is None:
+            return [self.inside]
+        names = sorted(composition.services, key=lambda name: name != composition.main)
+        return [self.inside.below(services.root(name)) for name in names]
+
     def tasks(self) -> list[int]:
         """Host pids of the sandbox's processes."""
         return self.cgroup.pids()
@@ -388,6 +401,7 @@ class Container:
         uid: int = 0,
         gid: int | None = None,
         groups: Sequence[int] = (),
+        root: str = "",
         stdin: bytes = b"",
         timeout: float | None = None,
         output_limit: int = 1 << 20,
@@ -398,8 +412,8 @@ class Container:
         """Run a program to its end. Adopted by pid 1, in a session of its own.
 
         After `timeout` seconds what it started is signalled to end, and killed soon after. `gid`: as `uid`. `groups`:
-        supplementary ones. A failure of the program is a result; CommandNotFound, Invalid (working directory), Conflict
-        (no process left under the limit) and SandboxDead are raised.
+        supplementary ones. `root`: of a service, in which `cwd` lies. A failure of the program is a result;
+        CommandNotFound, Invalid (working directory), Conflict (no process left under the limit), SandboxDead raise.
         `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
         the pace of its reader; when that leaves, the command ends as after `timeout`. `on_start` gets the command,
         which takes signals.
@@ -411,7 +425,7 @@ class Container:
 
         async def launch_command() -> RunningCommand:
             (pid, stream, *inner), fds = await spawn.start(
-                self, flags, uid, cwd, argv, variables, gid, groups, oom_kills=before
+                self, flags, uid, cwd, argv, variables, gid, groups, root=root, oom_kills=before
             )
             handles = self._handles(int(pid), int(stream), fds[0], int(inner[0]) if inner else 0)
             return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, report=on_output, outlet=outlet)

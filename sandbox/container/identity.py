@@ -31,7 +31,9 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
+from sandbox.container import services
 from sandbox.errors import Invalid, NotFound, RestoreFailed
+from sandbox.messages import Composition
 from sandbox.tree import files
 from sandbox.tree.safe_path import NO_LINKS, as_sandbox_root, directory, openat2, opened
 
@@ -87,6 +89,20 @@ def name_host(container: Container, *, fresh: bool) -> None:
             files.write(inside, base, HOSTS, io.BytesIO(changed))
     if fresh:
         _show_directory(container)
+
+
+def name_services(container: Container, composition: Composition, *, fresh: bool) -> None:
+    """Likewise in the root of each service, where its file also names the others. Blocks."""
+    base, hostname = container.spec.uid_base, container.spec.hostname[:64]
+    for name in composition.services:
+        inside = container.inside.below(services.root(name))
+        text = services.hosts(composition, name) if fresh else files.read(inside, HOSTS, limit=MAX_HOSTS)
+        changed = hosts_for(text, hostname, fresh=fresh)
+        if fresh:
+            files.replace(inside, base, HOSTS, changed)
+            files.replace(inside, base, "/etc/resolv.conf", services.RESOLV_CONF)
+        elif changed != text and len(text) < MAX_HOSTS:
+            files.write(inside, base, HOSTS, io.BytesIO(changed))
 
 
 def _show_directory(container: Container) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sandbox.container.shim import ShimError, ShimGone
-from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, PagurusError
+from sandbox.errors import CommandNotFound, Conflict, Invalid, NoSpace, NotFound, PagurusError
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ID_RANGE = 65_536
 STDIN = 1  # of the flags of `start`: it gets a pipe to read from
+_ROOT = 2
 
 
 class KilledBeforeStart(Conflict):
@@ -32,11 +33,13 @@ async def start(
     gid: int | None = None,
     groups: Sequence[int] = (),
     *,
+    root: str = "",
     oom_kills: int | None = None,
 ) -> tuple[list[str], list[int]]:
     """Start a program; the shim's answer: (pid, stream, its pid in the sandbox), and the descriptors. `flags`: STDIN.
 
-    `oom_kills`: what the sandbox's group has counted so far, for who has just looked.
+    `root`: of a service, in which `cwd` lies; "": the sandbox's. `oom_kills`: what the sandbox's group has counted so
+    far, for who has just looked.
     """
     if not argv or not argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id, hint="give a program, or a line for the shell")
@@ -51,7 +54,15 @@ async def start(
     before = container.cgroup.oom_kills() if oom_kills is None else oom_kills
     try:
         answer: tuple[list[str], list[int]] = await container.call(
-            "exec", flags, uid, gids, cwd, len(argv), *argv, *variables
+            "exec",
+            flags | (_ROOT if root else 0),
+            uid,
+            gids,
+            cwd,
+            *([root] if root else []),
+            len(argv),
+            *argv,
+            *variables,
         )
         return answer
     except ShimGone as error:
@@ -93,6 +104,10 @@ def refusal(container: Container, error: ShimError, program: str, cwd: str) -> P
             )
         case "exec", errno.E2BIG:
             return Invalid(f"{program}: arguments too long", hint="pass large input by stdin", sandbox=here)
+        case "service", _:
+            return NotFound(
+                f"a service has lost its root: {os.strerror(error.errno)}", hint="restore the sandbox", sandbox=here
+            )
         case "cwd", _:
             return Invalid(f"working directory {cwd}: {os.strerror(error.errno)}", sandbox=here)
         case _, errno.EAGAIN:

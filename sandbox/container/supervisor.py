@@ -137,6 +137,7 @@ class Program:
     uid: int = 0
     gid: int = 0
     groups: Sequence[int] = ()  # supplementary
+    root: str = ""  # of a service, in which `cwd` lies; "": the sandbox's
     log_limit: int = 1 << 20  # bytes kept of each output; not of a session
     rows: int = 24
     columns: int = 80
@@ -159,6 +160,7 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
     argv = [
         PROGRAM,
         f"{RUN_AREA}/{name}",
+        *([program.root, program.cwd] if program.root else []),
         program.mode.value,
         str(program.uid),
         ",".join(map(str, (program.gid, *program.groups))),
@@ -183,7 +185,7 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
 
 async def _first_words(container: Container, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
     """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
-    (pid, stream, *_), fds = await spawn.start(container, 0, 0, program.cwd, argv, program.env)
+    (pid, stream, *_), fds = await spawn.start(container, 0, 0, "/" if program.root else program.cwd, argv, program.env)
     said = Drain(fds[1], 256)
     try:
         async with asyncio.timeout(_TIMEOUT):

@@ -267,8 +267,10 @@ class ImageStore:
                 _write(place, _read(existing.tree.parent))
                 return
 
-    def build(self, name: str, fill: Fill, source: str, replace: bool = False) -> Path:
-        """A new image whose tree `fill` writes; its tree."""
+    def build(
+        self, name: str, fill: Fill, source: str, replace: bool = False, *, identity: tuple[str, int] | None = None
+    ) -> Path:
+        """A new image whose tree `fill` writes; its tree. `identity`: what :func:`fingerprint` need not find out."""
         self.check_free(name, replace)
         self.trees.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside = self.trees / f".new-{secrets.token_hex(6)}"
@@ -280,7 +282,7 @@ class ImageStore:
                 config = fill(tree) or ImageConfig()
                 normalise(tree)
                 with self._locked():
-                    return self._publish(name, aside, source, config)
+                    return self._publish(name, aside, source, config, identity or fingerprint(tree))
         finally:
             with contextlib.suppress(OSError):  # what stays is collected later
                 walk.remove_path(aside)
@@ -301,8 +303,8 @@ class ImageStore:
             with contextlib.suppress(OSError):  # what stays is collected later
                 walk.remove_path(place)
 
-    def _publish(self, name: str, aside: Path, source: str, config: ImageConfig) -> Path:
-        content, size = fingerprint(aside / "tree")
+    def _publish(self, name: str, aside: Path, source: str, config: ImageConfig, identity: tuple[str, int]) -> Path:
+        content, size = identity
         record = _Record(source=source, created_at=time.time(), size=size, config=config)
         _write(aside, record)
         place = self.trees / content

@@ -79,5 +79,12 @@ from sandbox.messages.sandboxes import (
     SandboxState,
     Statistics,
 )
+from sandbox.messages.services import (
+    Composition,
+    Service,
+    ServiceInfo,
+    StopRequest,
+    UpRequest,
+)
 from sandbox.messages.sessions import SessionExecRequest, SessionRequest, SessionSignalRequest
 from sandbox.messages.verdict import Effects, Verdict

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from sandbox.messages.brief import Brief
-from sandbox.messages.processes import Deadline, OutputLimit, User
+from sandbox.messages.processes import Deadline, OutputLimit, ServiceName, User
 from sandbox.messages.verdict import Effects, Verdict
 
 
@@ -23,6 +23,7 @@ class ExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unkno
     cwd: str | None = None
     env: dict[str, str] = {}
     user: User | None = None  # None: the sandbox's default, see CreateRequest
+    service: ServiceName | None = None  # of a composition, where it runs; None: its main one
     output_limit: OutputLimit = 1 << 20  # bytes kept of each stream; the rest is counted and dropped
     ends_turn: bool = True  # judge and checkpoint when the command has ended
     key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")] | None = None  # by it signals find it while it runs

@@ -15,6 +15,8 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=130, pattern=r"^[^\
 User = Annotated[int, msgspec.Meta(ge=0, le=65_535)] | _Name
 LogLimit = Annotated[int, msgspec.Meta(ge=4096, le=16 << 20)]
 OutputLimit = Annotated[int, msgspec.Meta(ge=0, le=16 << 20)]  # larger output is streamed, or goes to a file
+#: Also the name of a directory and a host name.
+ServiceName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Deadline = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # seconds
 Cells = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
@@ -23,6 +25,7 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 class ProgramKind(enum.StrEnum):
     PROCESS = "process"
     SESSION = "session"  # a shell that keeps its state from command to command
+    SERVICE = "service"  # of a composition
     TERMINAL = "terminal"
 
 
@@ -42,6 +45,7 @@ class ProcessRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     env: dict[str, str] = {}
     cwd: str | None = None
     user: User | None = None  # None: the sandbox's default
+    service: ServiceName | None = None  # of a composition, where it runs; None: its main one
     stdin: bool = False  # a pipe to write to; else its stdin is empty
     log_limit: LogLimit = 1 << 20  # bytes kept of each output, the newest
     ends_turn: bool = True  # judge and checkpoint once it has started
@@ -55,6 +59,7 @@ class TerminalRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_u
     env: dict[str, str] = {}
     cwd: str | None = None
     user: User | None = None
+    service: ServiceName | None = None  # as of a process
     rows: Cells = 24
     columns: Cells = 80
 
@@ -71,6 +76,7 @@ class ProcessInfo(Brief, kw_only=True, omit_defaults=True):
     exit_code: int | None = None  # 128 + signal number when killed by one
     written: int = 0  # bytes of stdin that it was given
     excluded: bool = False  # it is no part of checkpoints
+    service: str = ""  # of a composition, where it runs
     turn: int | None = None  # the turn that its start ended
     verdict: Verdict | None = None
     checkpoint: str | None = None

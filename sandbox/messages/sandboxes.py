@@ -12,6 +12,7 @@ from sandbox.messages.gateway import Gateway
 from sandbox.messages.ignore import IgnoreRules
 from sandbox.messages.network import Network
 from sandbox.messages.processes import User
+from sandbox.messages.services import Composition
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -75,7 +76,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 class Settings(msgspec.Struct, kw_only=True):
     """What a sandbox is created with, and keeps: the request, the sandbox's row and what forks inherit have these."""
 
-    image: str
+    image: str  # of a request with a composition: ""
     limits: Limits = Limits()
     network: Network = Network()
     env: dict[str, str] = {}  # of a request: on top of the image's
@@ -86,6 +87,7 @@ class Settings(msgspec.Struct, kw_only=True):
     retention: Retention | None = None  # which checkpoints are kept; None: as the host does by default
     mounts: list[Mount] = []  # in addition to the file tree
     ignore: IgnoreRules | None = None  # what alone makes no checkpoint
+    composition: Composition | None = None  # the services that it consists of, instead of an image
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing: no sudo, su, ping
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from sandbox.messages.processes import Deadline, OutputLimit, SignalNumber, User
+from sandbox.messages.processes import Deadline, OutputLimit, ServiceName, SignalNumber, User
 
 
 class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -16,6 +16,7 @@ class SessionRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     env: dict[str, str] = {}
     cwd: str | None = None
     user: User | None = None
+    service: ServiceName | None = None  # of a composition, where it runs; None: its main one
 
 
 class SessionExecRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

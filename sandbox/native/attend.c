@@ -5,7 +5,9 @@
  * daemon may die and come back, and a restored or forked sandbox has its own. The daemon speaks to it
  * through two FIFOs, which a dump tolerates where it would refuse a connected socket.
  *
- *   attend DIRECTORY MODE UID GID[,GID...] LIMIT ROWS COLUMNS FIRST ARGUMENT...      its environment is the program's
+ *   attend DIRECTORY [ROOT CWD] MODE UID GID[,GID...] LIMIT ROWS COLUMNS FIRST ARGUMENT...
+ *
+ * Its environment is the program's, and without ROOT, that of a service, its working directory too.
  *
  *   process   stdin, stdout and stderr are pipes; the last LIMIT bytes of each output are kept
  *   terminal  a pseudoterminal of ROWS x COLUMNS; the last LIMIT bytes are kept
@@ -29,7 +31,7 @@ enum {
     SYS_ioctl = 16, SYS_madvise = 28, SYS_dup2 = 33, SYS_getpid = 39, SYS_fork = 57, SYS_execve = 59, SYS_exit = 60,
     SYS_wait4 = 61, SYS_kill = 62, SYS_fcntl = 72, SYS_chdir = 80, SYS_mkdir = 83, SYS_rmdir = 84, SYS_unlink = 87,
     SYS_umask = 95, SYS_setsid = 112, SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_mknod = 133,
-    SYS_signalfd4 = 289, SYS_pipe2 = 293, SYS_close_range = 436,
+    SYS_chroot = 161, SYS_signalfd4 = 289, SYS_pipe2 = 293, SYS_close_range = 436,
 };
 enum {
     O_RDONLY = 0, O_WRONLY = 1, O_RDWR = 2, O_NOCTTY = 0400, O_NONBLOCK = 04000, O_CLOEXEC = 02000000,
@@ -48,6 +50,7 @@ enum {
 #define INPUT_ROOM (64 << 10)
 #define PENDING 32
 #define MAX_GROUPS 256           /* supplementary groups */
+#define CWD (1 << 16)            /* beside an errno of a program that did not start: for its working directory */
 
 enum op { ATTACH = 1, READ, INPUT, CLOSE, SIGNAL, RESIZE, TEXT, EXEC, ACK, STATE, WAIT, HOLD, FINISH };
 enum wait { UNTIL_EXIT, UNTIL_DONE, UNTIL_ROOM };
@@ -109,6 +112,7 @@ static int child;
 static bool holding;
 static bool fresh = true;    /* nobody has attached yet */
 static bool terminal, session;
+static const char *root, *cwd;  /* of the program, where that has another root than we; else NULL */
 static int rq = -1, rs = -1, signals = -1, in = -1, codes = -1;
 static char directory[256], rq_path[272], rs_path[272];
 
@@ -286,7 +290,13 @@ static void become_program(const int fd[3], int extra[2], long first, long uid, 
         keep = first + 2;
     }
     call(SYS_close_range, keep, ~0U, 0, 0);
-    long error = become_user(uid, gids);
+    long error = root ? call(SYS_chroot, root, 0, 0, 0) : 0;
+    if (error >= 0) error = become_user(uid, gids);
+    if (error >= 0 && root && (error = call(SYS_chdir, cwd, 0, 0, 0)) < 0) {
+        int code = (int)-error | CWD;
+        call(SYS_write, 3, &code, sizeof code, 0);
+        call(SYS_exit, 127, 0, 0, 0);
+    }
     mask_all(false);
     if (error >= 0) error = run_program(argv, envp, path);
     int code = (int)-error;
@@ -342,7 +352,7 @@ static void start_program(long uid, const char *gids, long rows, long columns, l
     long got;
     while ((got = call(SYS_read, report[0], &code, sizeof code, 0)) == -EINTR) {
     }
-    if (got != 0) fail("exec", -code);
+    if (got != 0) fail(code & CWD ? "cwd" : "exec", -(code & ~CWD));
     call(SYS_close, report[0], 0, 0, 0);
     /* Also of a terminal: CRIU takes a process that holds it for the one that controls it. */
     for (int i = 0; i < 3; i++) call(SYS_close, fd[i], 0, 0, 0);
@@ -713,6 +723,10 @@ static int open_fifo(char *path, const char *name) {
 __attribute__((used)) static void start(long *stack) {
     long argc = stack[0];
     char **argv = (char **)(stack + 1), **envp = argv + argc + 1;
+    if (argc > 12 && argv[2][0] == '/') {
+        root = argv[2], cwd = argv[3];
+        argv[3] = argv[1], argv += 2, argc -= 2;
+    }
     if (argc < 10 || length(argv[1]) >= sizeof directory) fail("arguments", -EINVAL);
     memcpy(directory, argv[1], length(argv[1]) + 1);
     terminal = is(argv[2], "terminal");

@@ -309,6 +309,16 @@ static const char *mask_proc(void) {
     return NULL;
 }
 
+static const char *place_joins(const struct shim *s) {
+    for (int i = 0; i < s->join_count; i++) {
+        const struct join *join = &s->join[i];
+        if (!join->from || !join->to || mount(join->from, join->to, NULL, MS_BIND | MS_REC, NULL) < 0) return "join";
+        struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+        if (join->read_only && syscall(SYS_mount_setattr, AT_FDCWD, join->to, 0, &attr, sizeof attr) < 0) return "join";
+    }
+    return NULL;
+}
+
 /* Called by pid 1 to be, in its own mount namespace, with the working directory on the overlay.
  *
  * The mounts that a less privileged mount namespace inherits are locked; pivot_root wants one that
@@ -336,5 +346,6 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     }
     if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=256") < 0)
         return "mount devpts";
-    return mask_proc();
+    stage = mask_proc();
+    return stage ? stage : place_joins(s);
 }

@@ -261,6 +261,19 @@ static void command_views(void) {
     answer(NULL, 0, "ok\n");
 }
 
+/* joins [FROM TO READ_ONLY]...: what each pid 1 mounts at last, in this order */
+static void command_joins(void) {
+    if (fields % 3 != 1 || shim.init) return refuse("joins", EINVAL);
+    struct join *joins = calloc((size_t)fields / 3 + 1, sizeof *joins);
+    if (!joins) return refuse("joins", ENOMEM);
+    int count = 0;
+    for (int i = 1; i < fields; i += 3)
+        joins[count++] = (struct join){strdup(field[i]), strdup(field[i + 1]), field[i + 2][0] == '1'};
+    shim.join = joins;  /* once in its life */
+    shim.join_count = count;
+    answer(NULL, 0, "ok\n");
+}
+
 static int unmount(void) {
     if (!shim.mounted) return 0;
     if (umount2(shim.root, MNT_DETACH) < 0) return errno;
@@ -325,6 +338,7 @@ static bool vectors(int index, char ***argv, char ***envp) {
 }
 
 #define EXEC_STDIN 1     /* make a pipe for stdin and return its writing end */
+#define EXEC_ROOT 2      /* the root of a service follows the working directory */
 
 static bool open_pipes(long flags, struct command *c, int mine[3]) {
     for (int i = 0; i < 3; i++) {
@@ -353,16 +367,17 @@ static bool groups_of(char *text, struct command *c) {
     return false;
 }
 
-/* exec FLAGS UID GID[,GID...] CWD COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM INNER, with pidfd, stdout, stderr[, stdin] */
+/* exec FLAGS UID GID[,GID...] CWD [ROOT] COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM INNER, with pidfd, stdout, stderr[, stdin] */
 static void command_exec(void) {
     long flags, uid;
     struct command c = {.fd = {-1, -1, -1}};
     struct started out = {.pidfd = -1};
     if (!shim.init) return refuse("exec", ESRCH);
     if (!number(1, &flags) || !number(2, &uid) || fields < 7 || !groups_of(field[3], &c) ||
-        !vectors(5, &c.argv, &c.envp) || uid < 0 || uid >= ID_RANGE)
+        !vectors(flags & EXEC_ROOT ? 6 : 5, &c.argv, &c.envp) || uid < 0 || uid >= ID_RANGE)
         return refuse("exec arguments", EINVAL);
     c.cwd = field[4];
+    c.root = flags & EXEC_ROOT ? field[5] : NULL;
     c.uid = (uid_t)uid;
     int mine[3] = {-1, -1, -1};
     if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};
@@ -471,7 +486,7 @@ static void command_exit(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } commands[] = {
-    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"mount", command_mount}, {"umount", command_umount},
+    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"joins", command_joins}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
     {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"wait", command_wait}, {"network", command_network}, {"exit", command_exit},
 };

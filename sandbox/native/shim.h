@@ -29,6 +29,12 @@ struct bind {
     bool view;                /* of the kernel: its mount point lies in the runtime layer, or in another view */
 };
 
+/* A directory that the sandbox has at a second place too, with what is mounted in it. */
+struct join {
+    char *from, *to;          /* in the sandbox, absolute */
+    bool read_only;
+};
+
 struct shim {
     int cgroup;               /* O_PATH of the sandbox's v2 cgroup */
     int v1_count;
@@ -46,6 +52,8 @@ struct shim {
     int64_t leave_at;         /* when to, on the monotonic clock in ms; 0: not yet known */
     int bind_count;
     struct bind bind[BINDS_MAX];
+    int join_count;
+    struct join *join;
     bool spared;              /* last in the OOM killer's queue; what we start must not inherit that */
     pid_t init;               /* host pid of the sandbox's pid 1, or 0 */
     int init_pidfd;
@@ -67,6 +75,7 @@ struct started {
 struct command {
     char **argv, **envp;      /* NULL-terminated */
     const char *cwd;
+    const char *root;         /* of a service; NULL: that of the sandbox */
     uid_t uid;
     gid_t gid;
     gid_t groups[MAX_GROUPS];  /* supplementary */

@@ -35,6 +35,7 @@
 #define MAX_ANSWER 30000
 
 int setns(int, int);
+int chroot(const char *);
 int unshare(int);
 int write_maps(pid_t pid, uid_t base);
 
@@ -296,6 +297,7 @@ static void become_command(const struct command *c, bool no_new_privs, int statu
     unblock_signals();
     if (status != 3 && dup3(status, 3, O_CLOEXEC) < 0) _exit(127);
     if (syscall(SYS_close_range, 4, ~0U, 0) < 0) give_up(3, "descriptors");
+    if (c->root && (enter_directory(c->root) < 0 || chroot(".") < 0)) give_up(3, "service");
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && enter_directory(c->cwd) < 0) give_up(3, "cwd");
     if ((stage = confine(no_new_privs, c->uid, c->gid, c->groups, c->group_count))) give_up(3, stage);

@@ -23,6 +23,25 @@ SOURCE, TARGET = 0, 1
 _OTHER_WAYS = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
+def link(source: Path, target: Path) -> None:
+    """Fill the empty directory `target` with directories like those in `source`, and hard links to all else there.
+
+    Both lie on one file system, and the files are never written to. Raises OSError.
+    """
+    with directory(source) as before, directory(target) as after:
+        for step in walk(before, after, naming=TARGET, leave=_finish):
+            result = step.result[SOURCE]
+            assert result is not None  # it does not change
+            if stat.S_ISDIR(result.st_mode):
+                os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
+                step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
+                step.enter[TARGET] = True
+            else:
+                holder, into = step.parents
+                os.link(step.name, step.name, src_dir_fd=holder, dst_dir_fd=into, follow_symlinks=False)
+        _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
+
+
 def copy(source: Path, target: Path) -> None:
     """Fill the empty directory `target` with what is in `source`. Raises OSError, Invalid."""
     linked: dict[int, str] = {}  # inode of a file with several names -> the first of them

@@ -96,6 +96,10 @@ class SandboxRoot:
         finally:
             os.close(file)
 
+    def below(self, path: str) -> SandboxRoot:
+        """A directory of it as a root of its own, for as long as this one is held: that of a service."""
+        return self if not path else _RootBelow(self, path)
+
     def close(self) -> None:
         """Let go of it. What is open stays open."""
         with self._lock:
@@ -103,6 +107,25 @@ class SandboxRoot:
                 if descriptor >= 0:
                     os.close(descriptor)
             self._root = self._process = self._pidfd = -1
+
+
+class _RootBelow(SandboxRoot):
+    def __init__(self, held: SandboxRoot, path: str) -> None:
+        self._held, self._path = held, path
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        flags, resolve = os.O_PATH | os.O_DIRECTORY, ACROSS_MOUNTS | _RESOLVE_NO_SYMLINKS
+        with self._held.opened() as top, opened(top, self._path, flags, resolve=resolve) as root:
+            yield root
+
+    @contextlib.contextmanager
+    def of_process(self, name: str) -> Iterator[int]:
+        with self._held.of_process(name) as file:
+            yield file
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _need_own(root: int) -> None:

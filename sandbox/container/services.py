@@ -1,0 +1,112 @@
+"""Where the services of a composition lie in the one sandbox that they are, and by which names they find each other.
+
+Pure. Each has a directory as its root, in which proc, sys and dev of the sandbox are mounted, and an address of the
+loopback network, so that two may listen on the same port (`ebpf/addresses.bpf.c`).
+
+::
+
+    /services/NAME    root of a service: the tree of its image
+    /volumes/NAME     a volume, mounted wherever services want it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+from pathlib import PurePosixPath
+
+from sandbox.messages.services import Composition
+
+SERVICES, VOLUMES = "/services", "/volumes"
+#: What of the sandbox each service has, with all that is mounted there: masks over proc, control groups, terminals.
+SHARED = ("/proc", "/sys", "/dev")
+FIRST = int(IPv4Address("127.1.0.2"))
+RESOLV_CONF = b"nameserver 127.0.0.53\noptions timeout:2 attempts:5\n"
+
+
+@dataclass(frozen=True)
+class Join:
+    """A directory that the sandbox has at a second place too, with what is mounted in it."""
+
+    source: str  # in the sandbox, absolute
+    target: str
+    read_only: bool = False
+
+
+def root(service: str) -> str:
+    """
+    >>> root("db")
+    '/services/db'
+    """
+    return f"{SERVICES}/{service}"
+
+
+def below(service: str, path: str) -> str:
+    """A path of a service, as the sandbox knows it.
+
+    >>> below("db", "/var/lib")
+    '/services/db/var/lib'
+    """
+    return str(PurePosixPath(root(service)) / path.lstrip("/"))
+
+
+def owner(path: str) -> str | None:
+    """The service in whose root a path of the sandbox lies.
+
+    >>> owner("/services/db/etc/passwd"), owner("/volumes/data")
+    ('db', None)
+    """
+    parts = PurePosixPath(path).parts
+    return parts[2] if len(parts) > 2 and parts[:2] == ("/", "services") else None
+
+
+def address(composition: Composition, service: str) -> str:
+    """IPv4 address of a service, in the loopback network of the sandbox.
+
+    >>> from sandbox.messages import Composition, Service
+    >>> address(Composition(services={"web": Service(image="a"), "db": Service(image="b")}, main="web"), "db")
+    '127.1.0.3'
+    """
+    return str(IPv4Address(FIRST + list(composition.services).index(service)))
+
+
+def reaches(composition: Composition, service: str) -> list[str]:
+    """The services with which one shares a network, itself among them."""
+    own = set(composition.services[service].networks)
+    return [
+        name for name, other in composition.services.items() if name == service or not own.isdisjoint(other.networks)
+    ]
+
+
+def goes_outside(composition: Composition, service: str) -> bool:
+    """Whether a service may reach what the sandbox may reach: one of its networks is not internal."""
+    return any(not composition.networks[name].internal for name in composition.services[service].networks)
+
+
+def joins(composition: Composition) -> tuple[Join, ...]:
+    """What is mounted in the root of each service, in order."""
+    result: list[Join] = []
+    for name, service in composition.services.items():
+        result.append(Join(root(name), root(name)))  # a mount of its own: what `df` and `findmnt` look for
+        result += [Join(shared, below(name, shared)) for shared in SHARED]
+        result += [
+            Join(f"{VOLUMES}/{volume.name}", below(name, volume.target), volume.read_only) for volume in service.volumes
+        ]
+    return tuple(result)
+
+
+def hosts(composition: Composition, service: str) -> bytes:
+    """The /etc/hosts of a service, but for the line of the sandbox's host name."""
+    own = composition.services[service]
+    lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
+    for name in reaches(composition, service):
+        other = composition.services[name]
+        names = [name]
+        for network, aliases in other.networks.items():
+            if network in own.networks or name == service:
+                names += aliases
+        if name == service and own.hostname:
+            names.append(own.hostname)
+        lines.append(f"{address(composition, name)}\t{' '.join(dict.fromkeys(names))}")
+    lines += [f"{where}\t{name}" for name, where in own.extra_hosts.items()]
+    return "\n".join(lines).encode() + b"\n"
