@@ -72,6 +72,11 @@ def written() -> Path:
     return prefix() / "lib" / "written.so"
 
 
+def rooted() -> Path:
+    """Library that has a restoring CRIU bind sockets in the roots of services (native/rooted.c)."""
+    return prefix() / "lib" / "rooted.so"
+
+
 def frozen() -> Path:
     """Library that has threads continue in calls which the freezer interrupted (native/frozen.c)."""
     return prefix() / "lib" / "frozen.so"
@@ -111,6 +116,11 @@ def runtime_programs() -> Path:
 def page() -> Path:
     """The built page for people: what ``make setup`` made in a checkout where node is, or what the package brought."""
     return CHECKOUT / "pagurus" / "page" / "built"
+
+
+def addresses_object() -> Path:
+    """The BPF object behind the addresses of services."""
+    return prefix() / "bpf" / "addresses.bpf.o"
 
 
 def inspector_object() -> Path:

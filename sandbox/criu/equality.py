@@ -78,6 +78,7 @@ SI_TIMER, SI_KERNEL = -2, 0x80
 OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 _PRIVATE = select.EPOLLONESHOT | select.EPOLLET | select.EPOLLEXCLUSIVE | 1 << 29  # EPOLLWAKEUP: no events
 _AUTOBOUND = re.compile("=00[0-9a-f]{5}")  # in pycriu's spelling: a NUL and five digits, a name of the kernel's choice
+ROOTED = "/./"  # at the end of the directory of a socket: it is the root in which its name is one (native/rooted.c)
 REUSED = ".cr_link"  # CRIU adds it to the name of a file without a name, where that name is another's
 SEGMENTS = "ipcns-shm-"
 
@@ -312,6 +313,8 @@ class _Canonical:
             self.facts[f"{label} pipe"] = self._pipes.setdefault(body["pipe_id"], self._labels[number])
             self.facts[f"{label} path"] = self._path(body.get("regf_id"), f"object {self._labels[number]}")
         elif kind == "usk":
+            if body.get("name_dir", "").endswith(ROOTED):
+                self.facts.pop(f"{label} name_dir", None)
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
             if body.get("state") != tcp.LISTEN:  # elsewhere it is memory of what was sent, by the sender

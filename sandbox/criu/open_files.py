@@ -33,7 +33,7 @@ from sandbox.criu import bound
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, SandboxDead
 from sandbox.names import native, reported
-from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2
+from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2, root_of
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -122,9 +122,13 @@ def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | N
                 if target.startswith("/"):
                     _add(files, root, target, link)
                 elif sockets and target.startswith("socket:[") and int(target[8:-1]) in sockets:
-                    with _process(pid) as pidfd, bound.file_of(pidfd, int(link.rpartition("/")[2])) as file:
+                    with (
+                        root_of(pid) as own,  # a service has its own, in which its names are names
+                        _process(pid) as pidfd,
+                        bound.file_of(pidfd, int(link.rpartition("/")[2])) as file,
+                    ):
                         result = f"/proc/self/fd/{file}"
-                        _add(files, root, os.readlink(result), result, _remark(root, sockets[int(target[8:-1])], file))
+                        _add(files, root, os.readlink(result), result, _remark(own, sockets[int(target[8:-1])], file))
     return files
 
 

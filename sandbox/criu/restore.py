@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandbox import paths
 from sandbox.container import namespaces
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
@@ -142,7 +143,8 @@ async def _spawn(
             join = ("cgroup",) if waits else ()
             return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
-        root = rpc.Root(cache, images, container.root, _mounted(container), [notes])
+        preload = None if container.spec.composition is None else paths.rooted()
+        root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload)
         return WarmCriu(await rpc.CriuWorker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:

@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from sandbox.container import services
 from sandbox.content import layers
 from sandbox.criu import Record, image_files, tcp
 from sandbox.criu.carried import locks
 from sandbox.criu.carried.locks import Lock
 from sandbox.criu.carried.memory import Fill
 from sandbox.criu.carried.socket_names import CONNECTED
+from sandbox.criu.equality import ROOTED
 
 O_ACCMODE = os.O_ACCMODE
 SHM_DEST = 0o1000
@@ -73,7 +75,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     adapted.pipes = _outside(table)
     moved = _keep_apart(table, adapted.pipes)
     unnamed = _unname(table)
-    if tcp.readdress(table.entries, address) or moved or unnamed:
+    rooted = _root_names(directory, table)
+    if tcp.readdress(table.entries, address) or moved or unnamed or rooted:
         table.write(directory / "files.img")
     retained, adapted.closed = _sever(directory, table, address is not None)
     adapted.own_network = bool(retained)
@@ -141,6 +144,25 @@ def _unname(table: image_files.CriuImageFile) -> bool:
         one.ClearField("name_dir")
         one.ClearField("file_perms")
     return bool(result)
+
+
+def _root_names(directory: Path, table: image_files.CriuImageFile) -> bool:
+    """Have sockets that services bound by absolute paths bound again in their roots (native/rooted.c).
+
+    Returns whether there were some.
+    """
+    result = [entry.usk for entry in table.entries if entry.HasField("usk") and entry.usk.name.startswith(b"/")]
+    if not result:
+        return False
+    points: dict[int, str] = {}
+    for path in directory.glob("mountpoints-*.img"):
+        mounts = image_files.read(path, image_files.messages().mnt_entry)
+        points.update((one.mnt_id, image_files.text(one.mountpoint)) for one in (mounts.entries if mounts else ()))
+    rooted = [(one, services.owner(points.get(one.mnt_id, "") + "/.")) for one in result]
+    for one, service in rooted:
+        if service is not None:
+            one.name_dir = services.root(service) + ROOTED
+    return any(service is not None for _, service in rooted)
 
 
 def _is_connected_by_path(entry: Record) -> bool:
@@ -240,7 +262,9 @@ def _recreated(directory: Path, table: image_files.CriuImageFile) -> list[str]:
     paths = set()
     for entry in table.entries:
         if entry.HasField("usk") and entry.usk.name.rstrip(b"\0") and not entry.usk.name.startswith(b"\0"):
-            path = os.path.join("/", entry.usk.name_dir, os.fsdecode(entry.usk.name.rstrip(b"\0")))
+            name, base = os.fsdecode(entry.usk.name.rstrip(b"\0")), image_files.text(entry.usk.name_dir)
+            rooted = name.startswith("/") and base.endswith(ROOTED)
+            path = base.removesuffix("/") + name if rooted else os.path.join("/", base, name)
             paths |= {path, os.path.join(os.path.dirname(path), ".")}  # the directory itself, where links lead to it
     remaps = image_files.read(directory / "remap-fpath.img", image_files.messages().remap_file_path_entry)
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()

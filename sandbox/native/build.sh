@@ -20,6 +20,8 @@ cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/li
 mv "$prefix/lib/frozen.so.new" "$prefix/lib/frozen.so"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/written.so.new" "$here"/written.c
 mv "$prefix/lib/written.so.new" "$prefix/lib/written.so"
+cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/rooted.so.new" "$here"/rooted.c
+mv "$prefix/lib/rooted.so.new" "$prefix/lib/rooted.so"
 
 mkdir -p "$prefix/runtime"
 cc -std=gnu11 -O2 -Wall -Wextra -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables \

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sandbox.container import namespaces
+from sandbox.container import namespaces, services
 from sandbox.descriptors import closing
 from sandbox.errors import RestoreFailed
 from sandbox.procfs import inner_pid
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Times = list[tuple[str, int, int]]  # path in the sandbox, atime, mtime in ns
 IPC_RMID = 0
+WAY = safe_path.ACROSS_MOUNTS  # to the root of a service, which is mounted
 
 
 def times(container: Container, paths: list[str]) -> Times:
@@ -89,7 +90,20 @@ def stop(container: Container, stopped: dict[int, int]) -> None:
 
 @contextlib.contextmanager
 def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """The directory of `path` below `root`, whatever links lie on the way, and the last name."""
+    """The directory of `path` below `root`, whatever links lie on the way, and the last name.
+
+    Links in ``/services/NAME/./PATH`` lead from the root of the service.
+    """
     directory, _, name = path.rpartition("/")
-    with closing(safe_path.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY)) as parent:
-        yield parent, name or "."
+    service = services.owner(path)
+    with contextlib.ExitStack() as stack:
+        if service is not None and path.startswith(f"{services.root(service)}/./"):
+            top, directory = services.root(service), directory.removeprefix(services.root(service))
+            root = stack.enter_context(closing(safe_path.openat2(root, top, os.O_PATH | os.O_DIRECTORY, resolve=WAY)))
+        resolve = safe_path.ACROSS_MOUNTS if service is not None else safe_path.IN_ROOT
+        yield (
+            stack.enter_context(
+                closing(safe_path.openat2(root, directory or "/", os.O_PATH | os.O_DIRECTORY, resolve=resolve))
+            ),
+            name or ".",
+        )

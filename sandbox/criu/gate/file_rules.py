@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from google.protobuf.message import DecodeError
 
-from sandbox.container import kernel_views, namespaces
+from sandbox.container import kernel_views, namespaces, services
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import other_names
 from sandbox.criu.gate.images import (
@@ -77,6 +77,7 @@ COVERS = frozenset({"/dev/null", "/.pagurus/empty"})
 #: In which nothing can be made or removed, so that CRIU opens there what there is.
 KERNEL_MOUNTS = {"/proc", "/dev/pts", *MASKED, *VIEWS, *COVERED_VIEWS}
 PROC, DEVPTS, OVERLAY = 1, 6, 17  # fstype
+VIEW_KINDS = {2, 5, 12, 20}  # likewise: sysfs, tmpfs, control groups of v1 and of v2
 MOUNT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048 | (1 << 21)  # ro, nosuid, nodev, noexec, noatime, nodiratime, relatime
 
 
@@ -98,6 +99,7 @@ def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
     need(len(points) == len(entries) == len(set(points.values())), "two mounts in one place")
     roots = {point: number for number, point in points.items()}
     need({"/", "/proc", "/dev/pts"} <= set(roots), "a mount is missing")
+    by_key: dict[str, str] = {}
     for entry in entries:
         point = points[entry.mnt_id]
         place = f"the mount at {point[:80]!r}"
@@ -105,41 +107,75 @@ def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
         need(not entry.shared_id and not entry.master_id and not entry.internal_sharing, f"{place} is shared")
         need(not entry.deleted and not entry.with_plugin and not entry.ext_mount, f"{place} is of no sandbox")
         need(not entry.flags & ~MOUNT_FLAGS and not entry.sb_flags, f"{place} has flags {entry.flags:#x}")
-        root = raw(entry.root).decode("utf-8", "replace")
-        parent = roots["/proc" if point in MASKED else "/"]
-        if point in VIEWS or point in COVERED_VIEWS:
-            need(_is_view(entry, point, root, roots), f"{place} is of no sandbox")
-            continue
-        key = entry.ext_key
-        if point == "/":
-            good = entry.fstype == OVERLAY and root == "/" and not key
-        elif point == "/proc":
-            good = entry.fstype == PROC and root == "/" and entry.parent_mnt_id == parent and not key
-        elif point == "/dev/pts":
-            good = entry.fstype == DEVPTS and root == "/" and entry.parent_mnt_id == parent and not key
-        elif point in MASKED:
-            same = entry.fstype == PROC and root == point.removeprefix("/proc")
-            good = (same or (entry.fstype == OVERLAY and root in COVERS)) and entry.parent_mnt_id == parent and not key
+        key, top = entry.ext_key, _top(point, roots)
+        inner = point.removeprefix(top) or "/"
+        if isinstance(key, str) and re.fullmatch(EXTERNAL_MOUNT + r"\d{1,2}", key) is not None:
+            need(point not in KERNEL_MOUNTS and point != "/" and key not in by_key, f"{place} is of no sandbox")
+            by_key[key] = point
+        elif inner in VIEWS or inner in COVERED_VIEWS:
+            need(_is_view(entry, top, inner, roots), f"{place} is of no sandbox")
+        elif inner in KERNEL_MOUNTS:
+            need(_is_kernel(entry, top, inner, roots), f"{place} is of no sandbox")
         else:
-            good = isinstance(key, str) and re.fullmatch(EXTERNAL_MOUNT + r"\d{1,2}", key) is not None
-            target.mounts.append(point)
-        need(good, f"{place} is of no sandbox")
-    entries = [entry for entry in entries if points[entry.mnt_id] not in VIEWS]
-    keys = [entry.ext_key for entry in entries if entry.ext_key]
-    need(sorted(keys) == sorted(f"{EXTERNAL_MOUNT}{number}" for number in range(len(keys))), "a mount of the host")
-    by_key = {entry.ext_key: points[entry.mnt_id] for entry in entries if entry.ext_key}
-    target.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(keys))]
+            need(_is_tree(entry, top, inner, roots), f"{place} is of no sandbox")
+            target.second[point] = raw(entry.root).decode("utf-8", "replace")
+    _need_masks(roots)
+    need(sorted(by_key) == sorted(f"{EXTERNAL_MOUNT}{number}" for number in range(len(by_key))), "a mount of the host")
+    target.mounts = [by_key[f"{EXTERNAL_MOUNT}{number}"] for number in range(len(by_key))]
     return points
 
 
-def _is_view(entry: Record, point: str, root: str, roots: Mapping[str, int]) -> bool:
+def _top(point: str, roots: Mapping[str, int]) -> str:
+    """The root of the service in which a mount lies; "": of none."""
+    service = services.owner(point)
+    return services.root(service) if service is not None and services.root(service) in roots else ""
+
+
+def _need_masks(roots: Mapping[str, int]) -> None:
+    """What is hidden from the sandbox is hidden from its services."""
+    hidden = {point for point in roots if point in MASKED or point in COVERED_VIEWS}
+    for point in roots:
+        if (top := _top(point, roots)) == point:
+            need({top + mask for mask in hidden} <= roots.keys(), f"{top[:80]} shows more than its sandbox")
+
+
+def _is_tree(entry: Record, top: str, inner: str, roots: Mapping[str, int]) -> bool:
+    """Whether a mount is the root of the sandbox, or of a service, or what a service has of the sandbox's tree."""
+    root = raw(entry.root).decode("utf-8", "replace")
+    if entry.fstype != OVERLAY or entry.ext_key:
+        return False
+    if inner == "/":
+        return root == (top or "/") and (not top or entry.parent_mnt_id == roots["/"])
+    volume = re.fullmatch(services.VOLUMES + r"/[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", root) is not None
+    return bool(top and entry.parent_mnt_id in roots.values() and (volume or root == inner == "/dev"))
+
+
+def _is_kernel(entry: Record, top: str, inner: str, roots: Mapping[str, int]) -> bool:
+    """Whether a mount is proc or the terminals, or covers a part of proc, in its place."""
+    root = raw(entry.root).decode("utf-8", "replace")
+    if entry.ext_key:
+        return False
+    if inner in MASKED:
+        same = entry.fstype == PROC and root == inner.removeprefix("/proc")
+        good = same or (entry.fstype == OVERLAY and root in COVERS)
+        return bool(good and entry.parent_mnt_id == roots.get(f"{top}/proc"))
+    above = f"{top}/dev" if top and inner == "/dev/pts" else top or "/"
+    kind = PROC if inner == "/proc" else DEVPTS
+    return bool(entry.fstype == kind and root == "/" and entry.parent_mnt_id == roots.get(above))
+
+
+def _is_view(entry: Record, top: str, inner: str, roots: Mapping[str, int]) -> bool:
     """Whether a mount is a part of the kernel's that the shim shows, in its place; or what covers a part of /sys."""
-    above = "/" if point == "/sys" else "/sys/fs/cgroup" if point.startswith("/sys/fs/cgroup/") else "/sys"
+    groups = inner.startswith("/sys/fs/cgroup/")
+    above = top or "/" if inner == "/sys" else f"{top}/sys/fs/cgroup" if groups else f"{top}/sys"
     if entry.parent_mnt_id != roots.get(above):
         return False
-    if point in COVERED_VIEWS:
+    root = raw(entry.root).decode("utf-8", "replace")
+    if inner in COVERED_VIEWS:
         return bool(entry.fstype == OVERLAY and root in COVERS and not entry.ext_key)
-    return bool(entry.ext_key == VIEW_MOUNT + VIEWS[point])
+    if top:  # the sandbox's own view, at a second place
+        return bool(root == "/" and not entry.ext_key and inner in roots and entry.fstype in VIEW_KINDS)
+    return bool(entry.ext_key == VIEW_MOUNT + VIEWS[inner])
 
 
 def check_files(images: CriuImages, mounts: Mapping[int, str], target: GateLookups) -> dict[int, Record]:
@@ -241,6 +277,11 @@ def _others(images: CriuImages) -> dict[int, bytes]:
     return {one.remap_id: names[one.remap_id] for one in remaps if one.remap_type == LINKED and one.remap_id in names}
 
 
+def _is_kernels(mount: str, mounts: Mapping[int, str]) -> bool:
+    """Whether nothing can be made or removed in a mount."""
+    return mount.removeprefix(_top(mount, {point: number for number, point in mounts.items()})) in KERNEL_MOUNTS
+
+
 def _regular(
     file: Record, mounts: Mapping[int, str], remap: Remap | None, target: GateLookups, other: bytes | None
 ) -> None:
@@ -253,9 +294,11 @@ def _regular(
     above = [point for point in mounts.values() if below(path, point) and len(point) > len(mount)]
     need(not above or path == raw(above[0]) or remap is not None, f"{path[:80]!r} lies below another mount")
     link = bool(file.flags & O_PATH and file.flags & O_NOFOLLOW)
+    kernel = _is_kernels(mount, mounts)
+    path, mount = target.in_tree(path, mount)
     named = ImagePath(path, mount, file.id, file.mode, link)
     kind, ghost, number = remap or (None, None, 0)
-    if mount in KERNEL_MOUNTS:
+    if kernel:
         need(kind in (None, PROCFS), f"a deleted file below {mount} is open", "close it")
     elif ghost is not None:
         target.ghosts.append(ImagePath(path, mount, file.id, ghost.mode, ghost=number))
@@ -280,9 +323,14 @@ def _socket(socket: Record, mounts: Mapping[int, str], target: GateLookups) -> N
         path = _path(socket.name_dir, f"the directory of socket {socket.id}").rstrip(b"/") + b"/" + path
     need(b"\0" not in path, f"socket {socket.id} has no path")
     mount = mounts.get(socket.mnt_id, "/")
-    need(mount not in KERNEL_MOUNTS, f"socket {socket.id} lies in /proc")
+    need(not _is_kernels(mount, mounts), f"socket {socket.id} lies in /proc")
     if socket.HasField("file_perms"):
         need(max(socket.file_perms.uid, socket.file_perms.gid) < IDS, f"socket {socket.id} belongs to nobody here")
+    root = _top(mount, {point: number for number, point in mounts.items()})
+    if root and name[:1] == b"/":
+        target.sockets.append(ImagePath(path, "/", socket.id, S_IFSOCK, root=root))
+        return
+    path, mount = target.in_tree(path, mount)
     target.sockets.append(ImagePath(path, mount, socket.id, S_IFSOCK))
 
 

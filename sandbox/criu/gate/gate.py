@@ -256,14 +256,18 @@ def _there(fd: int, path: bytes, named: ImagePath) -> bool:
 
 
 def _socket(named: ImagePath, opened: Mapping[str, int]) -> None:
-    """Bound by a task whose root is the sandbox's: links in the tree lead nowhere else."""
+    """Bound by a task whose root is the sandbox's, or a service's: links in the tree lead nowhere else."""
     fd = opened["/"]
     parent, _, _ = named.path.rpartition(b"/")
     for point, other in opened.items():
-        if point != "/" and below(named.path, point):
+        if point != "/" and not named.root and below(named.path, point):
             fd, parent = other, parent[len(point.encode()) :]
     try:
-        _mode(fd, parent.lstrip(b"/") or b".", _BOUND)
+        with contextlib.ExitStack() as stack:
+            if named.root:
+                way = named.root.lstrip("/")
+                fd = stack.enter_context(closing(openat2(fd, way, os.O_PATH | os.O_DIRECTORY, resolve=_REAL)))
+            _mode(fd, parent.lstrip(b"/") or b".", _BOUND)
     except FileNotFoundError:
         pass  # the name of a socket whose directory is gone
     except OSError as error:

@@ -45,6 +45,7 @@ class ImagePath:
     mode: int = 0  # of the file; 0: not known
     link: bool = False  # the file itself is a symbolic link
     ghost: int = 0  # CRIU's number of a deleted file; 0: it has none
+    root: str = ""  # of a service, from which links on the way lead
 
 
 @dataclass
@@ -56,6 +57,14 @@ class GateLookups:
     sockets: list[ImagePath] = field(default_factory=list)  # bound from inside: links are followed, within the tree
     watched: list[ImagePath] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)  # targets of directories of the host, by their number
+    #: Mount points of services -> which directory of the sandbox's tree that is.
+    second: dict[str, str] = field(default_factory=dict)
+
+    def in_tree(self, path: bytes, mount: str) -> tuple[bytes, str]:
+        """Where the host finds a path that lies on this mount: the path, and the mount there."""
+        if mount not in self.second:
+            return path, mount
+        return raw(self.second[mount]).rstrip(b"/") + path[len(raw(mount).rstrip(b"/")) :] or b"/", "/"
 
     @property
     def paths(self) -> int:
