@@ -54,6 +54,7 @@ def _open() -> ctypes.CDLL:
         ("bpf_map__value_size", c_uint32, [c_void_p]),
         ("bpf_iter_create", c_int, [c_int]),
         ("bpf_map_update_elem", c_int, [c_int, c_void_p, c_void_p, ctypes.c_uint64]),
+        ("bpf_prog_attach", c_int, [c_int, c_int, c_int, c_uint32]),
         ("bpf_map_delete_elem", c_int, [c_int, c_void_p]),
         ("btf__load_vmlinux_btf", c_void_p, []),
         ("btf__load_module_btf", c_void_p, [c_char_p, c_void_p]),
@@ -179,6 +180,17 @@ def update(fd: int, key: int, value: int) -> None:
     """Set an entry of a map from u64 to u32."""
     k, v = ctypes.c_uint64(key), ctypes.c_uint32(value)
     check(library().bpf_map_update_elem(fd, ctypes.byref(k), ctypes.byref(v), 0), "map update")
+
+
+def put(fd: int, key: int, value: ctypes.Structure) -> None:
+    """Set an entry of a map from u64 to a structure."""
+    k = ctypes.c_uint64(key)
+    check(library().bpf_map_update_elem(fd, ctypes.byref(k), ctypes.byref(value), 0), "map update")
+
+
+def attach_to_cgroup(program: int, cgroup: int, kind: int) -> None:
+    """Attach a program, both by descriptor, for as long as the group lives, instead of one of that kind there."""
+    check(library().bpf_prog_attach(program, cgroup, kind, 0), "attach to a control group")
 
 
 def delete(fd: int, key: int) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = Path(__file__).with_name("distributions.toml")
 PLATFORM = "manylinux_2_36_x86_64"  # the C library of Debian 12, where the parts are built
 PREBUILT = "pagurus_runtime"
-PARTS = ("bin", "bpf/inspector.bpf.o", "criu", "criu-plugins", "lib", "runtime")
+PARTS = ("bin", "bpf/inspector.bpf.o", "bpf/addresses.bpf.o", "criu", "criu-plugins", "lib", "runtime")
 AGAIN = "`rm -r .prefix/criu && make setup`: a set-up of before wrote launchers that cannot be moved"
 LEFT_OUT = ("gconv", "compel", "libcompel.so", "__pycache__", "ld.so.conf.d", "lib64", "libexec", "audit")
 

@@ -22,20 +22,21 @@ kernel_types() { # the kernel's own types as C: the object is compiled once and 
     bpftool btf dump file /sys/kernel/btf/vmlinux format c >"$new" && mv "$new" "$BPF/vmlinux.h"
 }
 
-build_inspector() {
-    if newer "$BPF/inspector.bpf.o" "$ROOT"/ebpf/*.c "$ROOT"/ebpf/*.h "$ROOT"/sandbox/native/wait.h; then
-        say "inspector is up to date"
+build_bpf() { # NAME WHAT-IT-IS
+    if newer "$BPF/$1.bpf.o" "$ROOT"/ebpf/*.c "$ROOT"/ebpf/*.h "$ROOT"/sandbox/native/wait.h; then
+        say "$1 is up to date"
         return
     fi
-    say "compile the inspector to BPF (sees in the kernel what a turn did)"
+    say "compile $1 to BPF ($2)"
     mkdir -p "$BPF"
     [ -s "$BPF/vmlinux.h" ] || kernel_types || die "bpftool cannot read the kernel's types" "check /sys/kernel/btf/vmlinux"
-    quiet inspector clang -O2 -g -target bpf -mcpu=v3 -D__TARGET_ARCH_x86 -I"$BPF" -Wall -Wno-unused-function \
-        -c "$ROOT/ebpf/inspector.bpf.c" -o "$BPF/inspector.bpf.o.new" ||
-        die "the inspector does not compile" "see $LOGS/inspector.log"
-    mv "$BPF/inspector.bpf.o.new" "$BPF/inspector.bpf.o"
+    quiet "$1" clang -O2 -g -target bpf -mcpu=v3 -D__TARGET_ARCH_x86 -I"$BPF" -Wall -Wno-unused-function \
+        -c "$ROOT/ebpf/$1.bpf.c" -o "$BPF/$1.bpf.o.new" ||
+        die "$1 does not compile" "see $LOGS/$1.log"
+    mv "$BPF/$1.bpf.o.new" "$BPF/$1.bpf.o"
 }
 
 need_root # device nodes of the runtime layer
 build_shim
-build_inspector
+build_bpf inspector "sees in the kernel what a turn did"
+build_bpf addresses "gives each service of a composition an address"

@@ -27,7 +27,7 @@ sources() { # what a part is made of
 complete() { # complete PART: whether a set-up of these sources has ended, and its parts are there
     [ "$(cat "$PREFIX/.setup-$1" 2>/dev/null || true)" = "$(sources)" ] || return 1
     [ -x "$VENV/bin/pagurus" ] && [ -d "$STATE/images/debian" ] && [ -x "$PREFIX/criu/bin/criu" ] &&
-        [ -x "$PREFIX/bin/pagurus-shim" ] && [ -e "$PREFIX/bpf/inspector.bpf.o" ] &&
+        [ -x "$PREFIX/bin/pagurus-shim" ] && [ -e "$PREFIX/bpf/inspector.bpf.o" ] && [ -e "$PREFIX/bpf/addresses.bpf.o" ] &&
         { [ "$1" = hosts ] || [ -e "$VENV/.train" ]; }
 }
 

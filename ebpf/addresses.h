@@ -1,0 +1,16 @@
+/* What the kernel half of a composition's addresses knows of a service. Read by addresses.bpf.c and layout.py. */
+#ifndef PAGURUS_ADDRESSES_H
+#define PAGURUS_ADDRESSES_H
+
+#define ADDRESSES_MAX 65536 /* services of all sandboxes of a host */
+#define SERVICES_MAX 32     /* of one sandbox */
+
+struct service_address {
+    unsigned int own;       /* its IPv4 address, as all here in the host's byte order */
+    unsigned int first;     /* that of the sandbox's first service; the others follow */
+    unsigned int reaches;   /* bit N: it may reach the Nth service */
+    unsigned int outside;   /* whether it may reach what is not the sandbox's own */
+    unsigned int gateway;   /* a port of 127.0.0.1 that is the host's, or 0 */
+};
+
+#endif
