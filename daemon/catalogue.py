@@ -31,6 +31,7 @@ from sandbox.messages import (
     Verdict,
 )
 from sandbox.messages.sandboxes import Settings
+from sandbox.messages.services import ServiceHealth
 
 SCHEMA_VERSION = 2
 SCHEMA = """
@@ -71,6 +72,12 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     exit_status: int | None = None  # wait status, once seen
     argv: list[str] = []  # started by a client of E2B, which lists it with its arguments
     tag: str = ""  # the name that such a client gave it
+    service: str = ""  # of a composition, where it runs
+    # Of a service:
+    restarts: int = 0  # times that it was started again by its policy
+    stopped: bool = False  # by a client: it is not started again
+    health: ServiceHealth = ServiceHealth.NONE
+    error: str = ""  # the last answer of an unhealthy one
     excluded: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
     answer: AnswerRow | None = None  # session: the last one given
     answered: list[str] = []  # session: keys before it

@@ -23,6 +23,7 @@ FORMS = {
     r"^s-[0-9a-f]{10}$": "the whole id of a sandbox, such as s-4f1c00aa12",
     r"^[^\0]*$": "text without NUL characters",
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "letters, digits, dots, dashes and underscores, at most 64",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$": "letters, digits, dots, dashes and underscores, at most 63",
     r"^https?://[^\s/]+(/[^\s]*)?$": "an address that begins with http:// or https://",
     r"^https://[^\s/]+$": "an address such as https://host, without a path",
     r"^/[^\0]*$": "a path from the root on",
@@ -32,8 +33,11 @@ FORMS = {
 CHOICES = {
     "agent": "inside or outside",
     "at_end": "stop or remove",
+    "condition": "service_started, service_healthy or service_completed_successfully",
     "hold": "captured or durable",
     "mode": "none, allow or open",
+    "protocol": "tcp",
+    "restart": "no, always, on-failure or unless-stopped",
     "scope": "read, exec, monitor or admin",
     "wait": "captured or durable",
 }

@@ -38,7 +38,7 @@ async def _copy(request: web.Request, host: Host, alive: LiveSandbox) -> CopyRes
     target, rest = await _read_request(parts)
     disk = alive.row.limits.disk
     limit = parse_bytes(disk) if disk is not None else MAX_TREE
-    inside, base = alive.container.inside, alive.row.uid_base
+    inside, base = alive.root, alive.row.uid_base
 
     def work(*layers: Path) -> CopyResult:
         with contextlib.ExitStack() as stack:

@@ -22,7 +22,9 @@ from daemon.turns import watches
 from daemon.turns.turns import LiveSandbox
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.pipes import in_thread, put
+from sandbox.errors import Invalid
 from sandbox.messages import Change, FileEvent, FileInfo, FileVersions
+from sandbox.messages.processes import ServiceName
 from sandbox.names import native
 from sandbox.tree import archive, diff, files, safe_path
 
@@ -39,6 +41,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 class PathQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     path: _Path
+    service: ServiceName | None = None  # of a composition, whose path it is; None: its main one
 
 
 class ReadQuery(PathQuery):
@@ -89,7 +92,8 @@ class UnpackResult(msgspec.Struct, kw_only=True):
 @AREA("GET", "/v1/sandboxes/{id}/files", answer=bytes)
 async def _read(request: web.Request, alive: LiveSandbox, query: ReadQuery) -> web.StreamResponse:
     """A part of a regular file, or all of it, as it is read: at the pace of a slow reader."""
-    part, first = await asyncio.to_thread(_begin, alive.container.inside, query)
+    inside, path = alive.located(query.service, query.path)
+    part, first = await asyncio.to_thread(_begin, inside, path, query)
     with part:
         if not part.left:
             return web.Response(body=first, content_type=RAW)
@@ -104,8 +108,8 @@ async def _read(request: web.Request, alive: LiveSandbox, query: ReadQuery) -> w
         return response
 
 
-def _begin(inside: safe_path.SandboxRoot, requested: ReadQuery) -> tuple[files.FileRange, bytes]:
-    part = files.FileRange(inside, requested.path, requested.offset, requested.limit)
+def _begin(inside: safe_path.SandboxRoot, path: str, requested: ReadQuery) -> tuple[files.FileRange, bytes]:
+    part = files.FileRange(inside, path, requested.offset, requested.limit)
     with contextlib.ExitStack() as undo:
         undo.enter_context(part)
         first = part.next()
@@ -124,43 +128,50 @@ async def _write(request: web.Request, host: Host, alive: LiveSandbox, query: Wr
         except OSError as error:
             raise safe_path.refused(error, query.path) from error
         spool.seek(0)
-        await _alter(alive, query.path, files.write, query.path, spool, mode=int(query.mode, 8), append=query.append)
+        await _alter(alive, query, files.write, spool, mode=int(query.mode, 8), append=query.append)
 
 
 @AREA("GET", "/v1/sandboxes/{id}/files/status")
 async def _status(alive: LiveSandbox, query: PathQuery) -> FileInfo:
     """What a path is; links are not followed."""
-    return await asyncio.to_thread(files.status, alive.container.inside, alive.row.uid_base, query.path)
+    inside, path = alive.located(query.service, query.path)
+    return await asyncio.to_thread(files.status, inside, alive.row.uid_base, path)
 
 
 @AREA("GET", "/v1/sandboxes/{id}/entries")
 async def _entries(alive: LiveSandbox, query: PathQuery) -> list[FileInfo]:
     """The entries of a directory."""
-    return await asyncio.to_thread(files.entries, alive.container.inside, alive.row.uid_base, query.path)
+    inside, path = alive.located(query.service, query.path)
+    return await asyncio.to_thread(files.entries, inside, alive.row.uid_base, path)
 
 
 @AREA("PUT", "/v1/sandboxes/{id}/entries", scope="exec")
 async def _make_directory(alive: LiveSandbox, query: MakeQuery) -> None:
     """Make a directory with its parents."""
-    await _alter(alive, query.path, files.make_directory, query.path, mode=int(query.mode, 8))
+    await _alter(alive, query, files.make_directory, mode=int(query.mode, 8))
 
 
 @AREA("POST", "/v1/sandboxes/{id}/files/move", scope="exec")
 async def _move(alive: LiveSandbox, query: MoveQuery) -> None:
     """Rename a file or directory."""
     async with alive.altering("move", query.path, query.to):
-        await asyncio.to_thread(files.move, alive.container.inside, alive.row.uid_base, query.path, query.to)
+        (inside, source), (other, target) = (alive.located(query.service, path) for path in (query.path, query.to))
+        with inside.opened() as before, other.opened() as after:
+            if not os.path.samestat(os.fstat(before), os.fstat(after)):
+                raise Invalid("a move begins and ends in one volume or outside of all", hint="copy it, then remove it")
+        await asyncio.to_thread(files.move, inside, alive.row.uid_base, source, target)
 
 
 @AREA("DELETE", "/v1/sandboxes/{id}/files", scope="exec")
 async def _remove(alive: LiveSandbox, query: BranchQuery) -> None:
     """Remove a file, or a directory with what is in it."""
-    await _alter(alive, query.path, files.remove, query.path, recursive=query.recursive)
+    await _alter(alive, query, files.remove, recursive=query.recursive)
 
 
-async def _alter(alive: LiveSandbox, path: str, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    async with alive.altering(change.__name__, path):
-        return await asyncio.to_thread(change, alive.container.inside, alive.row.uid_base, *args, **named)
+async def _alter(alive: LiveSandbox, query: PathQuery, change: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    async with alive.altering(change.__name__, query.path):
+        inside, path = alive.located(query.service, query.path)
+        return await asyncio.to_thread(change, inside, alive.row.uid_base, path, *args, **named)
 
 
 # --------------------------------------------------------------------------- whole trees
@@ -169,7 +180,7 @@ async def _alter(alive: LiveSandbox, path: str, change: Callable[..., Any], *arg
 @AREA("GET", "/v1/sandboxes/{id}/tree", answer=bytes, content=_TAR)
 async def _download(request: web.Request, alive: LiveSandbox, query: PathQuery) -> web.StreamResponse:
     """A directory (its content) or a file as a tar stream."""
-    path, inside, base = query.path, alive.container.inside, alive.row.uid_base
+    (inside, path), base = alive.located(query.service, query.path), alive.row.uid_base
     await asyncio.to_thread(files.reach, inside, path)  # refused before the stream
 
     def pack(out: IO[bytes]) -> None:
@@ -186,7 +197,8 @@ async def _upload(request: web.Request, alive: LiveSandbox, query: PathQuery) ->
     limit = parse_bytes(alive.row.limits.disk) if alive.row.limits.disk is not None else MAX_TREE
     async with alive.altering("unpack", path):
         reader, writer = os.pipe2(os.O_CLOEXEC)
-        unpacking = in_thread(unpack, alive.container.inside, alive.row.uid_base, path, reader, limit)
+        inside, below = alive.located(query.service, path)
+        unpacking = in_thread(unpack, inside, alive.row.uid_base, below, reader, limit)
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
                 async for part in chunks(request):
@@ -216,11 +228,11 @@ def unpack(inside: safe_path.SandboxRoot, base: int, path: str, reader: int, lim
 @AREA("GET", "/v1/sandboxes/{id}/files/watch", answer=ValueStream(FileEvent))
 async def _watch(request: web.Request, alive: LiveSandbox, query: BranchQuery) -> web.StreamResponse:
     """Changes below a directory as they happen, until it is gone or the sandbox is restored."""
-    inside = alive.container.inside
+    inside, path = alive.located(query.service, query.path)
     response = streaming(request)
 
     async def send() -> None:
-        async with watches.events(inside.opened, query.path, recursive=query.recursive) as events:
+        async with watches.events(inside.opened, path, recursive=query.recursive) as events:
             await response.prepare(request)
             event = None
             while event is None or event.kind != "end":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sandbox.errors import Invalid, NotFound
 from sandbox.tree import files
+from sandbox.tree.safe_path import SandboxRoot
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -50,44 +51,49 @@ ENVIRONMENT = {
 
 
 def trust(container: Container, certificate: bytes) -> bool:
-    """Have programs trust this authority (PEM); whether a file was changed. Blocks."""
+    """Have programs trust this authority (PEM), in each service; whether a file was changed. Blocks."""
+    base = container.spec.uid_base
+    return any([_trust_below(root, base, certificate) for root in container.roots])
+
+
+def _trust_below(inside: SandboxRoot, base: int, certificate: bytes) -> bool:
     text = certificate if certificate.endswith(b"\n") else certificate + b"\n"
-    changed = _put(container, OURS, text)
-    bundles: dict[str, bytes] = {path: data for path in BUNDLES if (data := _read(container, path)) is not None}
+    changed = _put(inside, base, OURS, text)
+    bundles: dict[str, bytes] = {path: data for path in BUNDLES if (data := _read(inside, path)) is not None}
     if BUNDLE not in bundles:  # the variables name it
         bundles[BUNDLE] = next(iter(bundles.values()), b"")
-        changed |= _put(container, BUNDLE, bundles[BUNDLE])
+        changed |= _put(inside, base, BUNDLE, bundles[BUNDLE])
     for path in bundles:
-        now = _read(container, path) or b""  # one may be a link to another
+        now = _read(inside, path) or b""  # one may be a link to another
         if text not in now:
-            changed |= _put(container, path, now + (b"" if not now or now.endswith(b"\n") else b"\n") + text)
+            changed |= _put(inside, base, path, now + (b"" if not now or now.endswith(b"\n") else b"\n") + text)
     for directory in SOURCES:
-        if _exists(container, directory):
-            changed |= _put(container, f"{directory}/pagurus.crt", text)
+        if _exists(inside, directory):
+            changed |= _put(inside, base, f"{directory}/pagurus.crt", text)
     for number in range(10):
-        there = _read(container, path := f"{HASHED}/{HASH}.{number}")
+        there = _read(inside, path := f"{HASHED}/{HASH}.{number}")
         if there in (None, text):
-            return changed | _put(container, path, text)
+            return changed | _put(inside, base, path, text)
     return changed
 
 
-def _put(container: Container, path: str, content: bytes) -> bool:
-    if _read(container, path) == content:
+def _put(inside: SandboxRoot, base: int, path: str, content: bytes) -> bool:
+    if _read(inside, path) == content:
         return False
-    files.replace(container.inside, container.spec.uid_base, path, content)
+    files.replace(inside, base, path, content)
     return True
 
 
-def _read(container: Container, path: str) -> bytes | None:
+def _read(inside: SandboxRoot, path: str) -> bytes | None:
     """None for what is not there, is no file, or is too long to be a bundle."""
     with contextlib.suppress(NotFound, Invalid):
-        data = files.read(container.inside, path, limit=MAX_BUNDLE)
+        data = files.read(inside, path, limit=MAX_BUNDLE)
         return data if len(data) < MAX_BUNDLE else None
     return None
 
 
-def _exists(container: Container, path: str) -> bool:
+def _exists(inside: SandboxRoot, path: str) -> bool:
     with contextlib.suppress(NotFound, Invalid):  # also where something is mounted
-        files.reach(container.inside, path)
+        files.reach(inside, path)
         return True
     return False

@@ -48,7 +48,7 @@ async def _health(alive: LiveSandbox) -> web.Response:
 
 async def _read(request: web.Request, alive: LiveSandbox) -> web.StreamResponse:
     path, _ = await _place(request, alive, request.query.get("path", ""))
-    part, begin = await asyncio.to_thread(_begin, alive.container.inside, path)
+    part, begin = await asyncio.to_thread(_begin, alive.root, path)
     headers = {"Content-Type": RAW, "Content-Disposition": f"attachment; filename*=UTF-8''{_named(path)}"}
     with part:
         response = web.StreamResponse(headers=headers)
@@ -145,7 +145,7 @@ async def _store(
 
 
 def _put(live: LiveSandbox, place: str, spool: IO[bytes], owner: tuple[int, int]) -> None:
-    files.write(live.container.inside, live.row.uid_base, place, spool, owner=owner)
+    files.write(live.root, live.row.uid_base, place, spool, owner=owner)
 
 
 ROUTES: list[ApiRoute] = [

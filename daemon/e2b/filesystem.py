@@ -132,14 +132,14 @@ async def place(request: web.Request, live: LiveSandbox, path: str) -> tuple[str
 @SERVICE.call("Stat", scope="read")
 async def _stat(request: web.Request, alive: LiveSandbox) -> object:
     path, _ = await place(request, alive, (await single(request, PathRequest)).path)
-    return {"entry": await asyncio.to_thread(_entry, alive.container.inside, alive.row.uid_base, path)}
+    return {"entry": await asyncio.to_thread(_entry, alive.root, alive.row.uid_base, path)}
 
 
 @SERVICE.call("ListDir", scope="read")
 async def _list(request: web.Request, alive: LiveSandbox) -> object:
     body = await single(request, ListRequest)
     path, _ = await place(request, alive, body.path)
-    inside, base = alive.container.inside, alive.row.uid_base
+    inside, base = alive.root, alive.row.uid_base
     return {"entries": await asyncio.to_thread(_entries, inside, base, path, max(1, body.depth))}
 
 
@@ -149,7 +149,7 @@ async def _list(request: web.Request, alive: LiveSandbox) -> object:
 async def alter(live: LiveSandbox, change: Callable[..., Any], path: str, *more: Any, **named: Any) -> Any:
     """Change the file tree; it belongs to the next turn's effects."""
     async with live.altering(change.__name__, path):
-        return await asyncio.to_thread(change, live.container.inside, live.row.uid_base, path, *more, **named)
+        return await asyncio.to_thread(change, live.root, live.row.uid_base, path, *more, **named)
 
 
 def _make(inside: SandboxRoot, base: int, path: str, owner: tuple[int, int]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ async def _move_call(request: web.Request, alive: LiveSandbox) -> object:
     source, user = await place(request, alive, body.source)
     target, _ = await place(request, alive, body.destination)
     async with alive.altering("move", source, target):
-        inside, base, owner = alive.container.inside, alive.row.uid_base, (user.uid, user.gid)
+        inside, base, owner = alive.root, alive.row.uid_base, (user.uid, user.gid)
         return {"entry": await asyncio.to_thread(_move, inside, base, source, target, owner)}
 
 
@@ -208,7 +208,7 @@ async def _watched(request: web.Request, live: LiveSandbox, body: WatchRequest) 
     if body.include_entry:
         raise Unsupported("watching with entries", hint="ask for the entry by files.get_info")
     path, _ = await place(request, live, body.path)
-    await asyncio.to_thread(_need_directory, live.container.inside, live.row.uid_base, path)
+    await asyncio.to_thread(_need_directory, live.root, live.row.uid_base, path)
     return path
 
 
@@ -219,7 +219,7 @@ async def _watch(request: web.Request, alive: LiveSandbox) -> web.StreamResponse
     response = web.StreamResponse(headers={"Content-Type": STREAM})
 
     async def send() -> None:
-        async with watches.events(alive.container.inside.opened, path, recursive=body.recursive) as events:
+        async with watches.events(alive.root.opened, path, recursive=body.recursive) as events:
             await response.prepare(request)
             await response.write(message({"start": {}}))
             event: FileEvent | None = None

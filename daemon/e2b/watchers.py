@@ -43,7 +43,7 @@ class Watcher:
     async def run(self) -> None:
         """For as long as it is polled."""
         try:
-            inside = self.live.container.inside.opened
+            inside = self.live.root.opened
             with watches.place(self.owner):
                 async with watches.events(inside, self.path, recursive=self.recursive) as self.events:
                     self.begun.set()

@@ -14,6 +14,7 @@ import msgspec
 from daemon.auth.budget import bounded
 from daemon.auth.visibility import polls_like_id
 from daemon.catalogue import Template
+from daemon.host import compositions
 from daemon.network.policy import compile_policy
 from daemon.verdict import ignore
 from daemon.wording import plain
@@ -38,6 +39,8 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     _need_sizes(request.limits)
     ignore.checked(request.ignore)
     compile_policy(request.network)
+    if request.composition is not None:
+        compositions.need(request.composition)
     made = Template(
         **{name: getattr(request, name) for name in Settings.__struct_fields__},
         image_digest=image.digest,
@@ -47,6 +50,11 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
         user=image.config.user if request.user is None else str(request.user),
     )
     made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
+    if made.composition is not None:
+        main = made.composition.services[made.composition.main]
+        made.env = {**main.env, **request.env}
+        made.workdir = request.workdir or main.workdir or "/"
+        made.user = str(main.user or "") if request.user is None else str(request.user)
     need_labels(made.labels)
     if len(msgspec.json.encode(made)) > MAX_SETTINGS:
         raise Invalid(f"the settings of a sandbox are {MAX_SETTINGS} bytes at most", hint="put large values in files")

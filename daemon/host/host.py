@@ -39,7 +39,7 @@ from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import CheckpointStage
-from daemon.host import create, mounts
+from daemon.host import compositions, create, mounts
 from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import HostFence
 from daemon.host.outcomes import Outcomes
@@ -47,6 +47,7 @@ from daemon.host.prove import CheckpointProver
 from daemon.host.restore import Restorer
 from daemon.host.runs import Runs
 from daemon.host.uid_ranges import IdRanges
+from daemon.network.addresses import ServiceAddresses
 from daemon.network.networks import Networks
 from daemon.store.gc import GarbageCollector
 from daemon.store.library import CheckpointLibrary
@@ -55,10 +56,12 @@ from daemon.turns.turns import LiveSandbox
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.errors import Conflict, Invalid, NotEqual, NotFound, PagurusError
+from sandbox.image import composed
 from sandbox.image.store import StoredImage
 from sandbox.messages import (
     CheckpointInfo,
     CheckpointState,
+    Composition,
     CreateRequest,
     ForkEntry,
     ForkRequest,
@@ -106,9 +109,10 @@ class Host:
         self.prover = CheckpointProver(self)
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
-        self.attachments: list[Attachment] = [self.networks]
+        self.addresses = ServiceAddresses()
+        self.attachments: list[Attachment] = [self.networks, self.addresses]
         self.fence = HostFence(run_dir.parent)
-        self.restorer = Restorer(services, places, images, run_dir, self.attachments)
+        self.restorer = Restorer(services, places, images, run_dir, self.attachments, self.addresses)
 
     # ----------------------------------------------------------------- finding
 
@@ -185,6 +189,8 @@ class Host:
         if request.replicated_answers and not self.fence.leased:
             raise Invalid("this host is alone: no other one could hold a copy", hint="add it to a cluster")
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        if request.composition is not None:
+            request = await asyncio.to_thread(self._composed, request, request.composition)
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private), login=login)
         self.credentials.need(template.network, visibility.caller_owner())
@@ -195,6 +201,16 @@ class Host:
             await self.make(row, image.tree, root, root=True)
         self.services.checkpoints[root.id] = root
         return row.info()
+
+    def _composed(self, request: CreateRequest, composition: Composition) -> CreateRequest:
+        """The request for a sandbox of services, with the image that holds theirs, which is made when it is missing."""
+        compositions.need(composition)
+        bases = composed.images(self.images, composition)
+        made = compositions.filled(composition, bases)
+        made = composed.resolved(made, bases)
+        name = composed.image(self.images, made, bases, self.images_used)
+        mounts = [*request.mounts, *compositions.mounts(made)]
+        return msgspec.structs.replace(request, image=name, composition=made, mounts=mounts)
 
     async def fork(self, checkpoint: str, request: ForkRequest) -> list[ForkEntry]:
         """New sandboxes that continue from a checkpoint. Each succeeds or fails alone."""
@@ -344,6 +360,7 @@ class Host:
         self._ids.release(row.uid_base)
 
     def _note_death(self, live: LiveSandbox) -> None:
+        live.composed.watch()
         self.services.spawn(self._await_death(live, live.container), f"death of {live.row.id}", lasting=True)
 
     async def _await_death(self, live: LiveSandbox, container: Container) -> None:

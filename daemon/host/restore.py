@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,15 @@ from daemon.checkpoints.inflight import Services
 from daemon.credentials.trust import trust
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
+from daemon.network.addresses import ServiceAddresses
 from daemon.turns.turns import LiveSandbox
-from sandbox.container import users
+from sandbox.container import services, users
 from sandbox.container.container import Container, ContainerSpec
-from sandbox.container.identity import name_host, run_fork_hooks
+from sandbox.container.identity import name_host, name_services, run_fork_hooks
 from sandbox.container.shim import ShimGone
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts, files
+from sandbox.tree.safe_path import SandboxRoot
 
 if TYPE_CHECKING:
     from sandbox.image.store import ImageStore
@@ -45,13 +47,20 @@ class Restorer:
     """See the module. `attachments` is the host's own list: what is fastened to every sandbox."""
 
     def __init__(
-        self, services: Services, places: Places, images: ImageStore, run_dir: Path, attachments: list[Attachment]
+        self,
+        services: Services,
+        places: Places,
+        images: ImageStore,
+        run_dir: Path,
+        attachments: list[Attachment],
+        addresses: ServiceAddresses,
     ) -> None:
         self.services = services
         self.places = places
         self.images = images
         self.run_dir = run_dir
         self.attachments = attachments
+        self.addresses = addresses
 
     # ----------------------------------------------------------------- what a container is made of
 
@@ -69,6 +78,7 @@ class Restorer:
             no_new_privs=row.no_new_privs,
             workdir=row.workdir,
             login=row.login,
+            composition=row.composition,
         )
 
     def tree_below(self, row: SandboxRow) -> Path:
@@ -172,10 +182,13 @@ class Restorer:
 
         def mark() -> None:
             fresh, spec = target.files is None, container.spec
+            self.addresses.announce(container)
             if fresh and spec.login:
-                users.add_login(container.inside, spec.uid_base)
+                users.add_login(container.roots[0], spec.uid_base)
             try:
                 name_host(container, fresh=fresh)
+                if spec.composition is not None:
+                    name_services(container, spec.composition, fresh=fresh)
             except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
                 log.info("its host name does not resolve: %s", error, extra={"sandbox": spec.id})
             try:
@@ -183,9 +196,9 @@ class Restorer:
                     trust(container, container.authority)
             except (PagurusError, OSError) as error:  # likewise
                 log.info("it does not trust the host: %s", error, extra={"sandbox": spec.id})
-            if fresh and spec.workdir != "/":
+            for root, workdir in _workdirs(container) if fresh else ():
                 with contextlib.suppress(PagurusError):  # a file lies there: each command is told so
-                    files.make_directory(container.inside, spec.uid_base, spec.workdir)
+                    files.make_directory(root, spec.uid_base, workdir)
             self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
         reference = None if target.files is None else self.places.snapshot(target.files)
@@ -259,6 +272,18 @@ class Restorer:
             sandbox=live.row.id,
             turn=live.row.turn,
         )
+
+
+def _workdirs(container: Container) -> Iterator[tuple[SandboxRoot, str]]:
+    """Where commands begin that say nothing else, in each root; none where that is the root itself."""
+    composition = container.spec.composition
+    if composition is None:
+        if container.spec.workdir != "/":
+            yield container.inside, container.spec.workdir
+        return
+    for name, service in composition.services.items():
+        if service.workdir not in (None, "/"):
+            yield container.inside.below(services.root(name)), service.workdir
 
 
 async def _together(*works: Coroutine[Any, Any, None]) -> None:

@@ -29,8 +29,8 @@ from sandbox.content.pages import PageStore
 from sandbox.content.renewed import Former
 from sandbox.content.transfer import Have, TransferHeader, read_have, write_have
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
-from sandbox.image import sources
-from sandbox.messages import CheckpointInfo, CheckpointState, ImageConfig
+from sandbox.image import composed, sources
+from sandbox.messages import CheckpointInfo, CheckpointState, Composition, ImageConfig
 from sandbox.messages.store import CheckpointReport, ImportResult, PullRequest
 
 log = logging.getLogger("pagurus.store")
@@ -305,8 +305,14 @@ class CheckpointLibrary:
 
     async def _admitted(self, head: TransferHeader, host_mounts: bool) -> Template:
         """What forks of the checkpoint inherit, by the rules of new sandboxes. Raises when these refuse it."""
+        host = self._host
         try:
-            image = await asyncio.to_thread(self._host.images.image, head.image_digest)
+            composition = msgspec.convert(head.template.get("composition"), Composition | None)
+            image = await asyncio.to_thread(
+                composed.imported, host.images, head.image_digest, composition, host.images_used
+            )
+        except msgspec.ValidationError as error:
+            raise Invalid(f"the composition of the checkpoint: {error}", hint="export it again") from None
         except NotFound as error:
             raise NotFound(
                 f"the image of the checkpoint is not here: {head.image} with the content {head.image_digest[:16]}…",

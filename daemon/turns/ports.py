@@ -11,8 +11,9 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from sandbox.container import namespaces
+from sandbox.container import namespaces, services
 from sandbox.errors import Conflict
+from sandbox.messages import Composition
 from sandbox.tree.safe_path import SandboxRoot
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT = 10.0  # seconds
 CHUNK = 64 << 10
 LISTEN = "0A"
+MAPPED = "0000000000000000FFFF0000"  # in front of an IPv4 address in the form of IPv6
 LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 
@@ -28,11 +30,11 @@ async def connect(live: LiveSandbox, port: int) -> socket.socket:
     """A connection to `port` inside the sandbox. Raises Conflict when nothing listens."""
     async with live.using():
         live.need_alive()
-        for family, address in LOOPBACKS:
+        for family, address, number in _places(live.row.composition, port):
             made = await asyncio.to_thread(_socket, live.container.inside, family)
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
-                    await asyncio.get_running_loop().sock_connect(made, (address, port))
+                    await asyncio.get_running_loop().sock_connect(made, (address, number))
                 return made
             except (OSError, TimeoutError):
                 made.close()
@@ -46,6 +48,20 @@ async def connect(live: LiveSandbox, port: int) -> socket.socket:
     )
 
 
+def _places(composition: Composition | None, port: int) -> list[tuple[socket.AddressFamily, str, int]]:
+    """Where a port of the sandbox may be: on its loopback, or in the service that publishes it, else in the main one.
+
+    Pure.
+    """
+    if composition is None:
+        return [(family, address, port) for family, address in LOOPBACKS]
+    for name, service in composition.services.items():
+        for one in service.ports:
+            if one.published == port:
+                return [(socket.AF_INET, services.address(composition, name), one.target)]
+    return [(socket.AF_INET, services.address(composition, composition.main), port)]
+
+
 def _socket(inside: SandboxRoot, family: int) -> socket.socket:
     def make() -> socket.socket:
         return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -57,26 +73,41 @@ def _socket(inside: SandboxRoot, family: int) -> socket.socket:
 
 
 async def listening(live: LiveSandbox) -> list[int]:
-    """The TCP ports on which something in the sandbox listens, in order."""
+    """The TCP ports on which something in the sandbox listens, in order: those that :func:`connect` knows."""
     live.need_alive()
-    return await asyncio.to_thread(_listening, live.container.inside)
+    listeners = await asyncio.to_thread(_listening, live.container.inside)
+    composition = live.row.composition
+    if composition is None:
+        return sorted({port for _, port in listeners})
+    addresses = {services.address(composition, name): name for name in composition.services}
+    main = {port for address, port in listeners if addresses.get(address) == composition.main}
+    published = {
+        one.published
+        for address, port in listeners
+        if (name := addresses.get(address)) is not None
+        for one in composition.services[name].ports
+        if one.target == port
+    }
+    return sorted(published | main)
 
 
-def _listening(inside: SandboxRoot) -> list[int]:
-    result: set[int] = set()
+def _listening(inside: SandboxRoot) -> set[tuple[str, int]]:
+    result: set[tuple[str, int]] = set()
     for name in ("tcp", "tcp6"):
         with inside.of_process(f"net/{name}") as file, open(file, closefd=False) as table:
             result |= parse(table.read())
-    return sorted(result)
+    return result
 
 
-def parse(table: str) -> set[int]:
-    """Listening ports of a ``/proc/net/tcp``."""
+def parse(table: str) -> set[tuple[str, int]]:
+    """Listening addresses (IPv4 in either form, else "") and ports of a ``/proc/net/tcp``."""
     ports = set()
     for line in table.splitlines()[1:]:
         fields = line.split()
         if len(fields) > 3 and fields[3] == LISTEN:
-            ports.add(int(fields[1].rpartition(":")[2], 16))
+            address, _, port = fields[1].rpartition(":")
+            ipv4 = address[-8:] if len(address) == 8 or address[:24] == MAPPED else ""
+            ports.add((socket.inet_ntoa(bytes.fromhex(ipv4)[::-1]) if ipv4 else "", int(port, 16)))
     return ports
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from daemon.catalogue import ProgramRow, put_sandbox
 from daemon.turns import excluded
+from daemon.turns.place import place
 from sandbox.container import supervisor
 from sandbox.container.process import exit_code, kill_started, readable
 from sandbox.container.spawn import PATH
@@ -192,15 +193,18 @@ class Programs:
         user: Awaitable[User] | None = None,
         cwd: Callable[[User], str] | None = None,
         stdin: bool = True,
+        service: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> ProgramRow:
         """Start a program with its supervisor, and have a row for it. Behind the gate.
 
         `tag`: not None where its arguments are listed, too. `user`: that of the request, where it is looked up by now.
         `cwd`: where it starts, where that depends on the user. `stdin`: whether it gets any.
+        `service`: what the row of a service says in addition.
         """
         live = self._live
         live.need_alive()
+        at = place(live.row, request.service)
         await self._make_room()
         row = ProgramRow(
             id=f"p-{secrets.token_hex(6)}",
@@ -209,13 +213,15 @@ class Programs:
             started_at=time.time(),
             argv=[] if tag is None else [word[:ARGUMENT_RETAINED] for word in argv[:16]],
             tag=tag or "",
+            service=at.service,
+            **(service or {}),
         )
         self.put(row)
         await self.publish()  # before it runs: what has no row could not be found again
         try:
-            who = await (live.user(request.user) if user is None else user)
-            where = request.cwd or (live.row.workdir if cwd is None else cwd(who))
-            program = _program(kind, argv, {**live.row.env, **request.env}, where, who, **more)
+            who = await (live.user(request.user, at) if user is None else user)
+            where = request.cwd or (at.workdir if cwd is None else cwd(who))
+            program = _program(kind, argv, {**at.env, **request.env}, where, who, root=at.root, **more)
             started = await supervisor.start(live.container, row.id, program)
             identities = await self._keep_excluded(started) if excluded else []
         except BaseException:  # also when cancelled: a row without a program would be waited for
@@ -291,6 +297,7 @@ class Programs:
             exit_code=None if row.exit_status is None else exit_code(row.exit_status),
             written=written,
             excluded=bool(row.excluded),
+            service=row.service,
         )
 
     async def wait(self, program: str, timeout: float) -> ProcessInfo:
@@ -432,7 +439,7 @@ LOGIN = ["/bin/sh", "-c", "if [ -x /bin/bash ]; then exec /bin/bash -i; fi; exec
 def _program(kind: ProgramKind, argv: list[str], env: Mapping[str, str], cwd: str, user: User, **more: Any) -> Program:
     terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
     return Program(
-        mode=Mode(kind.value),
+        mode=Mode.PROCESS if kind is ProgramKind.SERVICE else Mode(kind.value),
         argv=argv,
         env={"PATH": PATH, "HOME": user.home, **terminal, **env},
         cwd=cwd,

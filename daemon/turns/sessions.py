@@ -69,7 +69,7 @@ class ShellSessions:
     async def open(self, request: SessionRequest) -> ProcessInfo:
         """Start a shell and wait for its first prompt."""
         async with self._live.using():
-            argv = _shell(request.shell or await self._default_shell())
+            argv = _shell(request.shell or await self._default_shell(request.service))
             row = await self._programs.launch(ProgramKind.SESSION, argv, request, first=_descriptors(argv[0]))
             connection = await self._programs.supervisor(row.id)
             try:
@@ -87,9 +87,9 @@ class ShellSessions:
             await connection.acknowledge(OPENING)
         return await self._programs.info(row.id)
 
-    async def _default_shell(self) -> str:
-        container = self._live.container
-        return "/bin/bash" if await asyncio.to_thread(_is_there, container.inside, "/bin/bash") else "/bin/sh"
+    async def _default_shell(self, service: str | None) -> str:
+        inside, path = self._live.located(service, "/bin/bash")
+        return "/bin/bash" if await asyncio.to_thread(_is_there, inside, path) else "/bin/sh"
 
     async def close(self, session: str) -> None:
         """End the shell with all that it started."""

@@ -26,7 +26,9 @@ from daemon import metrics, states
 from daemon.catalogue import SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.turns.captures import Captures
+from daemon.turns.place import Place, located, place
 from daemon.turns.programs import Programs
+from daemon.turns.services import ServiceControl
 from daemon.turns.sessions import ShellSessions
 from daemon.verdict.assess import Assessor, FileTrees
 from daemon.verdict.explain import by_api
@@ -47,6 +49,7 @@ from sandbox.messages import (
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
+    from sandbox.tree.safe_path import SandboxRoot
 
 log = logging.getLogger("pagurus.turns")
 
@@ -76,6 +79,7 @@ class LiveSandbox:
         self.group: OpenTurn | None = None
         self.commands: dict[str, RunningCommand | None] = {}  # those under way, by their key; None: not started yet
         self.programs = Programs(self)
+        self.composed = ServiceControl(self)
         self.sessions = ShellSessions(self, self.programs)
         self._ending = asyncio.Lock()
         self._assessor = Assessor()
@@ -133,14 +137,16 @@ class LiveSandbox:
             if outlet is not None:
                 outlet.need_reader()
             argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
-            user = await self.user(request.user)
+            at = place(self.row, request.service)
+            user = await self.user(request.user, at)
             options: dict[str, Any] = {} if outlet is None else {"outlet": outlet}
             if request.key is not None:
                 options["on_start"] = partial(self.commands.__setitem__, request.key)
             return await self.container.exec(
                 argv,
-                env={"HOME": user.home, **self.row.env, **request.env},
-                cwd=request.cwd or self.row.workdir,
+                env={"HOME": user.home, **at.env, **request.env},
+                cwd=request.cwd or at.workdir,
+                root=at.root,
                 uid=user.uid,
                 gid=user.gid,
                 groups=user.groups,
@@ -199,12 +205,23 @@ class LiveSandbox:
         self._answered_at = time.monotonic()
         return result
 
-    async def user(self, who: int | str | None) -> users.User:
-        """A user of the sandbox's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
-        target = (self.row.user or 0) if who is None else who
+    @property
+    def root(self) -> SandboxRoot:
+        """The root of what calls mean that name no service: of the sandbox, or of the main service."""
+        return self.container.inside.below(place(self.row, None).root)
+
+    def located(self, service: str | None, path: str) -> tuple[SandboxRoot, str]:
+        """The root below which the host finds a path of a service (None: the main one), and the path from there."""
+        directory, inner = located(self.row, place(self.row, service), path)
+        return self.container.inside.below(directory), inner
+
+    async def user(self, who: int | str | None, at: Place | None = None) -> users.User:
+        """A user of the place's own /etc/passwd; None: its default user. Raises Invalid for who is not in it."""
+        at = at or place(self.row, None)
+        target = (at.user or 0) if who is None else who
         self.need_alive()
         try:
-            return await asyncio.to_thread(users.find, self.container.inside, target)
+            return await asyncio.to_thread(users.find, self.container.inside.below(at.root), target)
         except Invalid as error:
             if who is not None:
                 raise

@@ -1,0 +1,104 @@
+"""Addresses of the services of a composition, fastened to the sandbox's control group.
+
+Guarantee: before a program of a restored or new sandbox runs, its services have their addresses; a new daemon takes
+over without a moment in which they have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
+
+from daemon.catalogue import SandboxRow
+from ebpf.addresses import Addresses, ServiceAddress
+from sandbox.container import services
+from sandbox.errors import Unsupported
+from sandbox.messages import Composition
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
+
+_MOUNT = re.compile(rb"^(\d+) \d+ \S+ \S+ (\S+) ", re.M)
+
+
+class ServiceAddresses:
+    """An attachment (:mod:`daemon.host.attachments`). The programs are loaded for the first composition."""
+
+    def __init__(self) -> None:
+        self._loaded: Addresses | None = None
+        self._loading = asyncio.Lock()
+        self._announced: dict[str, tuple[int, ...]] = {}  # mounts of services, by sandbox
+        self._gateways: dict[str, int] = {}  # ports, by sandbox
+
+    async def open(self, rows: Sequence[SandboxRow]) -> None:
+        """Nothing is left of a former daemon but what is attached."""
+
+    async def close(self) -> None:
+        """Sandboxes keep what is attached."""
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+
+    async def attach(self, row: SandboxRow, container: Container) -> None:
+        """Raises Unsupported on a kernel without it."""
+        if row.composition is None:
+            return
+        async with self._loading:
+            if self._loaded is None:
+                try:
+                    self._loaded = await asyncio.to_thread(Addresses.load)
+                except OSError as error:
+                    raise _unsupported(row, error) from error
+        self._gateways[row.id] = 0 if row.gateway is None else row.gateway.port
+        if container.init_pid is not None:
+            self.announce(container)
+        try:
+            await asyncio.to_thread(self._loaded.attach, container.cgroup.path)
+        except OSError as error:
+            raise _unsupported(row, error) from error
+
+    def announce(self, container: Container) -> None:
+        """The services have their roots by now, and nothing runs in them. Blocks, some 0.1 ms."""
+        sandbox, composition = container.spec.id, container.spec.composition
+        if self._loaded is None or composition is None:
+            return
+        with open(f"/proc/{container.init_pid}/mountinfo", "rb") as table:
+            mounts = {place.decode("utf-8", "replace"): int(number) for number, place in _MOUNT.findall(table.read())}
+        entries = {
+            mounts[services.root(name)]: kernel_entry(composition, name, self._gateways.get(sandbox, 0))
+            for name in composition.services
+            if services.root(name) in mounts
+        }
+        self._loaded.announce(entries)
+        former = self._announced.get(sandbox, ())
+        self._announced[sandbox] = tuple(entries)
+        self._loaded.forget(number for number in former if number not in entries)
+
+    async def detach(self, row: SandboxRow, container: Container) -> None:
+        """The group goes with the sandbox; so do the mounts."""
+        if self._loaded is not None:
+            self._loaded.forget(self._announced.pop(row.id, ()))
+            self._gateways.pop(row.id, None)
+
+
+def kernel_entry(composition: Composition, name: str, gateway: int) -> ServiceAddress:
+    """What the kernel is to know of a service. Pure."""
+    names, reached = list(composition.services), services.reaches(composition, name)
+    return ServiceAddress(
+        own=int(IPv4Address(services.address(composition, name))),
+        first=services.FIRST,
+        reaches=sum(1 << names.index(other) for other in reached),
+        outside=services.goes_outside(composition, name),
+        gateway=gateway,
+    )
+
+
+def _unsupported(row: SandboxRow, error: OSError) -> Unsupported:
+    return Unsupported(
+        f"this kernel gives services no addresses: {str(error).splitlines()[0]}",
+        hint="use one with CONFIG_CGROUP_BPF, or a sandbox for each service",
+        sandbox=row.id,
+    )
