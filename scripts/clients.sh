@@ -7,7 +7,7 @@ STEP=clients
 PLACE=$PREFIX/clients
 JAVASCRIPT=2.51.0 # of e2b from npm; its test needs node
 COMMANDS=2.19.0 # of @e2b/cli
-CLIENT="aiohttp msgspec dockerfile blake3 typer<0.29 rich setuptools"
+CLIENT="aiohttp msgspec pyyaml dockerfile blake3 typer<0.29 rich setuptools"
 export UV_PYTHON_DOWNLOADS=never UV_NATIVE_TLS=1
 
 # Many environments of large packages: uv shares their files, and knows where Python's versions lie.

@@ -111,6 +111,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     stop_grace_period: _Seconds = 10.0
     labels: dict[str, str] = {}
     image_digest: str = ""  # the content that the image's name meant then; the daemon says
+    stdin_open: bool = False  # its stdin is a pipe that stays open, so that a shell waits; else it is empty
 
 
 class ServiceNetwork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
