@@ -22,7 +22,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sandbox.sdk import client, files, gateway, handle, images, network, ports, processes, run, sessions, store, turns
+from sandbox.sdk import (
+    client,
+    files,
+    gateway,
+    handle,
+    images,
+    network,
+    ports,
+    processes,
+    run,
+    services,
+    sessions,
+    store,
+    turns,
+)
 
 __all__ = [
     "Client",
@@ -37,6 +51,8 @@ __all__ = [
     "Processes",
     "Run",
     "Sandbox",
+    "ServiceHandle",
+    "Services",
     "Session",
     "Sessions",
     "Store",
@@ -192,6 +208,8 @@ Processes = _proxy(processes.Processes)
 Process = _proxy(processes.Process)
 Terminals = _proxy(processes.Terminals)
 Terminal = _proxy(processes.Terminal)
+Services = _proxy(services.Services)
+ServiceHandle = _proxy(services.ServiceHandle)
 Sessions = _proxy(sessions.Sessions)
 Session = _proxy(sessions.Session)
 Ports = _proxy(ports.Ports)

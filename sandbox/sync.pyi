@@ -37,6 +37,7 @@ from sandbox.messages import (
     RestoreResult,
     Retention,
     SandboxInfo,
+    ServiceInfo,
     Statistics,
     StepInfo,
     StepsRemoved,
@@ -46,6 +47,7 @@ from sandbox.messages import (
     UpstreamInfo,
 )
 from sandbox.messages.store import CheckpointReport, ImportResult
+from sandbox.sdk.compose import Pull
 from sandbox.sdk.network import Credentials
 
 __all__ = [
@@ -61,6 +63,8 @@ __all__ = [
     "Processes",
     "Run",
     "Sandbox",
+    "ServiceHandle",
+    "Services",
     "Session",
     "Sessions",
     "Store",
@@ -82,6 +86,7 @@ class Sandbox:
     sessions: Sessions
     terminals: Terminals
     ports: Ports
+    services: Services
     def __enter__(self) -> Sandbox: ...
     def __exit__(self, *error: object) -> None: ...
     def captured(self, of: ExecResult | CheckpointInfo | str) -> CheckpointInfo:
@@ -103,6 +108,7 @@ class Sandbox:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         output_limit: int = ...,
         ends_turn: bool = True,
         key: str | None = None,
@@ -141,6 +147,7 @@ class Sandbox:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         ends_turn: bool = True,
     ) -> CommandStream:
         """Run a command and yield its output as it comes; the last chunk carries the result."""
@@ -153,9 +160,9 @@ class Sandbox:
 
 class Files:
     """The file tree of a sandbox. Paths are absolute or relative to its root."""
-    def append(self, path: str, data: bytes | str) -> None:
+    def append(self, path: str, data: bytes | str, *, service: str | None = None) -> None:
         """Write at the end of a regular file, which is made when it is missing."""
-    def archive(self, path: str) -> Generator[bytes]:
+    def archive(self, path: str, *, service: str | None = None) -> Generator[bytes]:
         """A directory (its content) or a file as a tar stream, owners as the sandbox sees them."""
     def download(
         self,
@@ -165,29 +172,36 @@ class Files:
         below: str = "",
         limit: int = ...,
         progress: Callable[[int], Any] | None = None,
+        service: str | None = None,
     ) -> int:
         """Copy a file, or the content of a directory, into the local directory `local`, made when need be."""
-    def exists(self, path: str) -> bool:
+    def exists(self, path: str, *, service: str | None = None) -> bool:
         """Whether there is anything at `path`; a dangling link counts."""
-    def list(self, path: str = "/") -> builtins.list[FileInfo]:
+    def list(self, path: str = "/", *, service: str | None = None) -> builtins.list[FileInfo]:
         """The entries of a directory, by name."""
-    def mkdir(self, path: str, *, mode: int = ...) -> None:
+    def mkdir(self, path: str, *, mode: int = ..., service: str | None = None) -> None:
         """Make a directory with its missing parents; one that exists stays as it is."""
-    def move(self, source: str, target: str) -> None:
+    def move(self, source: str, target: str, *, service: str | None = None) -> None:
         """Rename a file or directory, over a file that is there; missing parents of `target` are made."""
-    def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+    def read(self, path: str, *, offset: int = 0, limit: int | None = None, service: str | None = None) -> bytes:
         """The content of a regular file: at most `limit` bytes from `offset`."""
-    def remove(self, path: str, *, recursive: bool = False) -> None:
+    def remove(self, path: str, *, recursive: bool = False, service: str | None = None) -> None:
         """Remove a file, a link or an empty directory; with `recursive`, a directory and what is in it."""
-    def stat(self, path: str) -> FileInfo:
+    def stat(self, path: str, *, service: str | None = None) -> FileInfo:
         """What `path` is; a symbolic link is not followed."""
-    def stream(self, path: str, *, offset: int = 0, limit: int | None = None) -> Generator[bytes]:
+    def stream(
+        self, path: str, *, offset: int = 0, limit: int | None = None, service: str | None = None
+    ) -> Generator[bytes]:
         """The same bytes in parts as they come, at most 256 KiB each. The host reads no faster than the caller."""
-    def upload(self, local: str | Path, path: str, *, progress: Callable[[int], Any] | None = None) -> int:
+    def upload(
+        self, local: str | Path, path: str, *, progress: Callable[[int], Any] | None = None, service: str | None = None
+    ) -> int:
         """Copy a local file, or the content of a local directory, into the directory `path`."""
-    def watch(self, path: str = "/", *, recursive: bool = False) -> Generator[FileEvent]:
+    def watch(self, path: str = "/", *, recursive: bool = False, service: str | None = None) -> Generator[FileEvent]:
         """Changes below a directory as they happen; paths are relative to it."""
-    def write(self, path: str, data: bytes | str, *, mode: int = ..., append: bool = False) -> None:
+    def write(
+        self, path: str, data: bytes | str, *, mode: int = ..., append: bool = False, service: str | None = None
+    ) -> None:
         """Write a regular file, of at most 256 MiB at once; missing parents are made. Text is UTF-8."""
 
 class Conversation:
@@ -334,6 +348,7 @@ class Processes:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         stdin: Literal["pipe"] | None = None,
         log_limit: int = ...,
         ends_turn: bool = True,
@@ -379,6 +394,7 @@ class Terminals:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         rows: int = 24,
         columns: int = 80,
     ) -> Terminal:
@@ -403,6 +419,34 @@ class Terminal:
     def write(self, data: bytes | str) -> None:
         """Type something."""
 
+class Services:
+    """The services of a sandbox that was made from a composition; a sandbox of one image has none."""
+    def get(self, name: str) -> ServiceHandle:
+        """One service. Raises NotFound."""
+    def list(self) -> Sequence[ServiceInfo]:
+        """All of them, as they are in the sandbox's present state."""
+    def up(self, *services: str, wait: bool = True, timeout: float = 300.0) -> Sequence[ServiceInfo]:
+        """Start those that do not run (all, or these with what they depend on), in order, and end the turn."""
+
+class ServiceHandle:
+    """One service. After a restore it is that of the restored state."""
+
+    info: ServiceInfo
+    def exec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
+        """Run a command in it, as :meth:`Sandbox.exec` does."""
+    def logs(self, since: Logs | None = None) -> Logs:
+        """What is kept of its outputs since its last start: all of it, or what follows an earlier answer."""
+    @property
+    def name(self) -> str: ...
+    def refresh(self) -> ServiceInfo:
+        """The service as it is now."""
+    def restart(self, timeout: float | None = None) -> ServiceInfo:
+        """Stop it and start it again, and end the turn."""
+    def stop(self, timeout: float | None = None) -> ServiceInfo:
+        """Stop it by its signal, with SIGKILL after `timeout` seconds (None: its own). No policy starts it."""
+    def stream(self) -> Generator[LogChunk]:
+        """Its outputs as they come, from the oldest byte kept, also those after a restart, until it has ended."""
+
 class Sessions:
     """The sessions of a sandbox."""
     def get(self, session: str) -> Session:
@@ -416,8 +460,9 @@ class Sessions:
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
     ) -> Session:
-        """Start a shell (None: bash, or else sh) that lives until it is closed."""
+        """Start a shell (None: bash, or else sh) that lives until it is closed; of a composition, in `service`."""
 
 class Session:
     """One shell. ``with`` closes it at the end. After a restore it is the shell of that state."""
@@ -472,6 +517,10 @@ class Run:
     def __exit__(self, *error: object) -> None: ...
     def begin(self) -> None:
         """Begin it, and renew its lease from now on."""
+    def compose(
+        self, paths: str | Path | Sequence[str | Path] = ".", *, labels: dict[str, str] | None = None, **options: Any
+    ) -> Sandbox:
+        """A new sandbox of the run, of compose files. See :meth:`Client.compose`."""
     def create(self, image: str, *, labels: dict[str, str] | None = None, **options: Any) -> Sandbox:
         """A new sandbox of the run. See :meth:`Client.create`."""
     def end(self) -> int:
@@ -536,6 +585,27 @@ class Client:
         """A checkpoint as it is now, or once it is captured or durable; raises if it failed."""
     def close(self) -> None:
         """Close the connections. Sandboxes live on. Idempotent."""
+    def compose(
+        self,
+        paths: str | Path | Sequence[str | Path] = ".",
+        *,
+        name: str | None = None,
+        profiles: Sequence[str] = ...,
+        env: Mapping[str, str] | None = None,
+        main: str | None = None,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        build: bool = True,
+        pull: Pull = "missing",
+        copy_binds: bool = False,
+        directory: str | Path | None = None,
+        up: bool = True,
+        wait: bool = True,
+        timeout: float = 300.0,
+        output: Callable[[str], Any] | None = None,
+        **options: Any,
+    ) -> Sandbox:
+        """A new sandbox of the services of compose files: ``with host.compose("compose.yaml") as sb``."""
     def create(
         self,
         image: str,

@@ -12,6 +12,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from sandbox.errors import CheckpointFailed
@@ -31,6 +34,7 @@ from sandbox.messages import (
     SandboxInfo,
     Statistics,
 )
+from sandbox.sdk.compose import ComposeCreation, Pull
 from sandbox.sdk.gateway import Models
 from sandbox.sdk.handle import Creation, Fork, Sandbox, checkpoint_id, forks
 from sandbox.sdk.images import Images
@@ -109,6 +113,55 @@ class Client(Transport):
             no_new_privs=no_new_privs,
         )
         return Creation(self, request)
+
+    def compose(
+        self,
+        paths: str | Path | Sequence[str | Path] = ".",
+        *,
+        name: str | None = None,
+        profiles: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        main: str | None = None,
+        limits: Limits | None = None,
+        network: Network | None = None,
+        build: bool = True,
+        pull: Pull = "missing",
+        copy_binds: bool = False,
+        directory: str | Path | None = None,
+        up: bool = True,
+        wait: bool = True,
+        timeout: float = 300.0,
+        output: Callable[[str], Any] | None = None,
+        **options: Any,
+    ) -> Creation:
+        """A new sandbox of the services of compose files: ``async with host.compose("compose.yaml") as sb``.
+
+        `paths`: a file, several that are merged, or a directory; their paths begin at `directory`, else where the first
+        one lies. `env`: the variables of the files (None: the
+        environment of this process), on top of ``.env``; `main`: the service that calls mean which name none. Images
+        are built, and pulled when they are missing; files, configs and secrets are copied into the services, with
+        `copy_binds` host directories, too. `limits`: None: those of all services together. Returns once the services
+        are up (see :meth:`Services.up`); with ``up=False`` none is started. `output` is called with what is noteworthy.
+        `options`: as of :meth:`create`. Raises Invalid, with file, line and key; ImageNotFound; what `up` raises.
+        """
+        from sandbox.compose.load import load
+
+        variables = dict(os.environ if env is None else env)
+        request = self.create("", name=name, network=network, **options).request
+        return ComposeCreation(
+            self,
+            request,
+            lambda: load(
+                paths, profiles=profiles, env=variables, main=main, copy_binds=copy_binds, directory=directory
+            ),
+            limits=limits,
+            build=build,
+            pull=pull,
+            up=up,
+            wait=wait,
+            timeout=timeout,
+            output=output,
+        )
 
     def run(self, run: str | None = None, *, lease: float = 60.0) -> Run:
         """Sandboxes that end with this client: ``async with host.run() as run: sb = await run.create("debian")``.

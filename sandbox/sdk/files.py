@@ -31,83 +31,98 @@ MAX_TREE = 64 << 30  # bytes of the data of a downloaded tree, when the caller s
 class Files(Facet):
     """The file tree of a sandbox. Paths are absolute or relative to its root.
 
+    `service`: of a composition, whose paths are meant; None: its main one.
+
     Changes made here belong to the next turn's effects: the next checkpoint holds them. Raises NotFound,
     Invalid (not that kind of file, or not part of the tree), NoSpace, SandboxDead.
     """
 
     # ----------------------------------------------------------------- single files
 
-    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None, service: str | None = None) -> bytes:
         """The content of a regular file: at most `limit` bytes from `offset`.
 
         Raises Invalid where no `limit` is given and there is more than 1 GiB, such as a sparse file of the sandbox's.
         """
-        async with self._content(path, offset, limit) as response:
+        async with self._content(path, offset, limit, service) as response:
             if limit is None and (size := response.content_length or 0) > MAX_READ:
                 raise Invalid(f"{path} holds {size} bytes, too many at once", hint="give a limit, or use stream()")
             return await response.read()
 
-    async def stream(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+    async def stream(
+        self, path: str, *, offset: int = 0, limit: int | None = None, service: str | None = None
+    ) -> AsyncIterator[bytes]:
         """The same bytes in parts as they come, at most 256 KiB each. The host reads no faster than the caller.
 
         The file's size is that of the beginning: what is appended since is not included. Raises when the
         stream breaks off before its end.
         """
-        async with self._content(path, offset, limit) as response:
+        async with self._content(path, offset, limit, service) as response:
             async for data in response.content.iter_chunked(CHUNK):
                 yield data
 
-    def _content(self, path: str, offset: int, limit: int | None) -> AbstractAsyncContextManager[ClientResponse]:
+    def _content(
+        self, path: str, offset: int, limit: int | None, service: str | None
+    ) -> AbstractAsyncContextManager[ClientResponse]:
         part = {"limit": str(limit)} if limit is not None else {}
-        return self._client.request("GET", self._url("files", path=path, offset=str(offset), **part), None, "")
+        return self._client.request("GET", self._url("files", service, path=path, offset=str(offset), **part), None, "")
 
-    async def write(self, path: str, data: bytes | str, *, mode: int = 0o644, append: bool = False) -> None:
+    async def write(
+        self, path: str, data: bytes | str, *, mode: int = 0o644, append: bool = False, service: str | None = None
+    ) -> None:
         """Write a regular file, of at most 256 MiB at once; missing parents are made. Text is UTF-8.
 
         `mode` is for a new file. Nothing is changed before all of `data` has arrived.
         """
         if not isinstance(data, bytes | bytearray | memoryview | str):  # bytes(5) would be five zeros
             raise TypeError(f"the content of a file is bytes or text, not {type(data).__name__}")
-        url = self._url("files", path=path, mode=f"{mode:o}", append="1" if append else "0")
+        url = self._url("files", service, path=path, mode=f"{mode:o}", append="1" if append else "0")
         raw = data.encode() if isinstance(data, str) else bytes(data)
         await self._client.raw("PUT", url, raw if len(raw) <= CHUNK else _slices(raw), BYTES)
 
-    async def append(self, path: str, data: bytes | str) -> None:
+    async def append(self, path: str, data: bytes | str, *, service: str | None = None) -> None:
         """Write at the end of a regular file, which is made when it is missing."""
-        await self.write(path, data, append=True)
+        await self.write(path, data, append=True, service=service)
 
-    async def stat(self, path: str) -> FileInfo:
+    async def stat(self, path: str, *, service: str | None = None) -> FileInfo:
         """What `path` is; a symbolic link is not followed."""
-        return await self._client.call("GET", self._url("files/status", path=path), FileInfo)
+        return await self._client.call("GET", self._url("files/status", service, path=path), FileInfo)
 
-    async def exists(self, path: str) -> bool:
+    async def exists(self, path: str, *, service: str | None = None) -> bool:
         """Whether there is anything at `path`; a dangling link counts."""
         try:
-            await self.stat(path)
+            await self.stat(path, service=service)
         except NotFound:
             return False
         return True
 
-    async def list(self, path: str = "/") -> list[FileInfo]:
+    async def list(self, path: str = "/", *, service: str | None = None) -> list[FileInfo]:
         """The entries of a directory, by name."""
-        return await self._client.call("GET", self._url("entries", path=path), list[FileInfo])
+        return await self._client.call("GET", self._url("entries", service, path=path), list[FileInfo])
 
-    async def mkdir(self, path: str, *, mode: int = 0o755) -> None:
+    async def mkdir(self, path: str, *, mode: int = 0o755, service: str | None = None) -> None:
         """Make a directory with its missing parents; one that exists stays as it is."""
-        await self._client.call("PUT", self._url("entries", path=path, mode=f"{mode:o}"), dict[str, Any])
+        await self._client.call("PUT", self._url("entries", service, path=path, mode=f"{mode:o}"), dict[str, Any])
 
-    async def move(self, source: str, target: str) -> None:
+    async def move(self, source: str, target: str, *, service: str | None = None) -> None:
         """Rename a file or directory, over a file that is there; missing parents of `target` are made."""
-        await self._client.call("POST", self._url("files/move", path=source, to=target), dict[str, Any])
+        await self._client.call("POST", self._url("files/move", service, path=source, to=target), dict[str, Any])
 
-    async def remove(self, path: str, *, recursive: bool = False) -> None:
+    async def remove(self, path: str, *, recursive: bool = False, service: str | None = None) -> None:
         """Remove a file, a link or an empty directory; with `recursive`, a directory and what is in it."""
-        url = self._url("files", path=path, recursive="1" if recursive else "0")
+        url = self._url("files", service, path=path, recursive="1" if recursive else "0")
         await self._client.call("DELETE", url, dict[str, Any])
 
     # ----------------------------------------------------------------- whole trees
 
-    async def upload(self, local: str | Path, path: str, *, progress: Callable[[int], Any] | None = None) -> int:
+    async def upload(
+        self,
+        local: str | Path,
+        path: str,
+        *,
+        progress: Callable[[int], Any] | None = None,
+        service: str | None = None,
+    ) -> int:
         """Copy a local file, or the content of a local directory, into the directory `path`.
 
         Modes, times, links and hard links are kept; everything belongs to the sandbox's root. `progress` is
@@ -119,7 +134,9 @@ class Files(Facet):
         reader, writer = os.pipe()
         packing = in_thread(_pack, source, writer)
         try:
-            answer = await self._client.raw("PUT", self._url("tree", path=path), _chunks(reader, progress), TAR)
+            answer = await self._client.raw(
+                "PUT", self._url("tree", service, path=path), _chunks(reader, progress), TAR
+            )
         finally:
             await packing
         return int(msgspec.msgpack.decode(answer, type=dict[str, int])["bytes"])
@@ -132,6 +149,7 @@ class Files(Facet):
         below: str = "",
         limit: int = MAX_TREE,
         progress: Callable[[int], Any] | None = None,
+        service: str | None = None,
     ) -> int:
         """Copy a file, or the content of a directory, into the local directory `local`, made when need be.
 
@@ -151,7 +169,7 @@ class Files(Facet):
         sent = 0
         try:
             with os.fdopen(writer, "wb", buffering=0) as out:
-                async with self._client.request("GET", self._url("tree", path=path), None, "") as response:
+                async with self._client.request("GET", self._url("tree", service, path=path), None, "") as response:
                     async for part in response.content.iter_chunked(CHUNK):
                         try:
                             await asyncio.to_thread(put, out, part)
@@ -166,29 +184,32 @@ class Files(Facet):
             raise
         return int(await unpacking)
 
-    async def archive(self, path: str) -> AsyncIterator[bytes]:
+    async def archive(self, path: str, *, service: str | None = None) -> AsyncIterator[bytes]:
         """A directory (its content) or a file as a tar stream, owners as the sandbox sees them."""
-        async with self._client.request("GET", self._url("tree", path=path), None, "") as response:
+        async with self._client.request("GET", self._url("tree", service, path=path), None, "") as response:
             async for data in response.content.iter_chunked(CHUNK):
                 yield data
 
     # ----------------------------------------------------------------- watching
 
-    async def watch(self, path: str = "/", *, recursive: bool = False) -> AsyncIterator[FileEvent]:
+    async def watch(
+        self, path: str = "/", *, recursive: bool = False, service: str | None = None
+    ) -> AsyncIterator[FileEvent]:
         """Changes below a directory as they happen; paths are relative to it.
 
         Ends with an ``end`` event when the directory is gone or the sandbox was restored. A store through a
         shared mapping raises no event.
         """
-        url = self._url("files/watch", path=path, recursive="1" if recursive else "0")
+        url = self._url("files/watch", service, path=path, recursive="1" if recursive else "0")
         async with contextlib.aclosing(self._client.frames("GET", url, FileEvent)) as events:
             async for event in events:
                 yield event
                 if event.kind == "end":
                     return
 
-    def _url(self, area: str, **query: str) -> str:
-        return f"{self._path}/{area}?{encoded(**query)}"
+    def _url(self, area: str, service: str | None, **query: str) -> str:
+        named = {} if service is None else {"service": service}
+        return f"{self._path}/{area}?{encoded(**query, **named)}"
 
 
 # --------------------------------------------------------------------------- pipes between threads and the loop

@@ -33,6 +33,7 @@ from sandbox.sdk.gateway import Conversation
 from sandbox.sdk.network import Networking
 from sandbox.sdk.ports import Ports
 from sandbox.sdk.processes import Processes, Terminal, Terminals, signal_number
+from sandbox.sdk.services import Services
 from sandbox.sdk.sessions import Sessions
 from sandbox.sdk.transport import encoded, fresh_key
 from sandbox.sdk.turns import Turn
@@ -46,14 +47,14 @@ class Creation:
 
     def __init__(self, client: Client, request: CreateRequest) -> None:
         self._client = client
-        self._request = request
+        self.request = request
         self._sandbox: Sandbox | None = None
 
     def __repr__(self) -> str:
-        return f"<a sandbox of {self._request.image} to be made: await it, or enter it with `async with`>"
+        return f"<a sandbox of {self.request.image} to be made: await it, or enter it with `async with`>"
 
     async def _make(self) -> Sandbox:
-        info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self._request, keyed=True)
+        info = await self._client.call("POST", "/v1/sandboxes", SandboxInfo, self.request, keyed=True)
         return Sandbox(self._client, info)
 
     def __await__(self) -> Generator[Any, None, Sandbox]:
@@ -83,6 +84,7 @@ class Sandbox:
         self.sessions = Sessions(client, self._path)
         self.terminals = Terminals(client, self._path)
         self.ports = Ports(client, self._path)
+        self.services = Services(client, self._path, self.exec)
 
     @property
     def id(self) -> str:
@@ -116,6 +118,7 @@ class Sandbox:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         output_limit: int = 1 << 20,
         ends_turn: bool = True,
         key: str | None = None,
@@ -123,7 +126,8 @@ class Sandbox:
         """Run a command (a string for ``/bin/sh -c``, or an argument vector) and end the turn.
 
         `user`: ``"name"``, ``"name:group"``, ``"1000:1000"`` or a uid, by the sandbox's ``/etc/passwd`` and
-        ``/etc/group``; None: the default user of the sandbox.
+        ``/etc/group``; None: the default user of the sandbox. `service`: of a composition, where it runs; None: its
+        main one.
 
         Returns when the command has ended or `timeout` seconds have passed (then it has been killed and
         `timed_out` is set). A command that fails is a result. Of each output the first `output_limit` bytes are kept,
@@ -132,7 +136,7 @@ class Sandbox:
         `key`: of the caller's choice, for a call that another process may have made already: the same call under the
         same key is carried out once, and answered to both.
         """
-        request = _request(command, timeout, stdin, cwd, env, user, output_limit, ends_turn)
+        request = _request(command, timeout, stdin, cwd, env, user, service, output_limit, ends_turn)
         return await self._client.call("POST", f"{self._path}/exec", ExecResult, request, keyed=key or True)
 
     def stream(
@@ -144,6 +148,7 @@ class Sandbox:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         ends_turn: bool = True,
     ) -> CommandStream:
         """Run a command and yield its output as it comes; the last chunk carries the result.
@@ -151,7 +156,7 @@ class Sandbox:
         It begins when the first chunk is requested, takes signals while it runs, and waits for a slow reader. When the
         reader leaves (closes this iterator, or dies), it is ended as after `timeout`, and so is its turn.
         """
-        request = _request(command, timeout, stdin, cwd, env, user, 0, ends_turn)
+        request = _request(command, timeout, stdin, cwd, env, user, service, 0, ends_turn)
         return CommandStream(self._client, self._path, request)
 
     @contextlib.asynccontextmanager
@@ -310,6 +315,7 @@ def _request(
     cwd: str | None,
     env: dict[str, str] | None,
     user: int | str | None,
+    service: str | None,
     output_limit: int,
     ends_turn: bool,
 ) -> ExecRequest:
@@ -322,6 +328,7 @@ def _request(
         cwd=cwd,
         env=env or {},
         user=user,
+        service=service,
         output_limit=output_limit,
         ends_turn=ends_turn,
     )

@@ -49,12 +49,15 @@ class Processes(Facet):
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         stdin: Literal["pipe"] | None = None,
         log_limit: int = 1 << 20,
         ends_turn: bool = True,
         excluded: bool = False,
     ) -> Process:
         """Start a program and return at once. Of each output the newest `log_limit` bytes are kept.
+
+        `service`: of a composition, where it runs; None: its main one.
 
         Starting is a turn: once it is captured, a restore brings the process back. Not one that is `excluded`: that it
         runs makes no checkpoint, and after a restore or in a fork it is not there. For an agent that keeps its state
@@ -66,6 +69,7 @@ class Processes(Facet):
             env=env or {},
             cwd=cwd,
             user=user,
+            service=service,
             stdin=stdin == "pipe",
             log_limit=log_limit,
             ends_turn=ends_turn,
@@ -201,6 +205,7 @@ class Terminals(Facet):
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
         rows: int = 24,
         columns: int = 80,
     ) -> Terminal:
@@ -210,6 +215,7 @@ class Terminals(Facet):
             env=env or {},
             cwd=cwd,
             user=user,
+            service=service,
             rows=rows,
             columns=columns,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sandbox.errors import PagurusError
@@ -79,6 +81,12 @@ class Run:
     def create(self, image: str, *, labels: dict[str, str] | None = None, **options: Any) -> Creation:
         """A new sandbox of the run. See :meth:`Client.create`."""
         return self._client.create(image, labels=self.labelled(labels), **options)
+
+    def compose(
+        self, paths: str | Path | Sequence[str | Path] = ".", *, labels: dict[str, str] | None = None, **options: Any
+    ) -> Creation:
+        """A new sandbox of the run, of compose files. See :meth:`Client.compose`."""
+        return self._client.compose(paths, labels=self.labelled(labels), **options)
 
     async def fork(
         self, checkpoint: str | CheckpointInfo, count: int = 1, *, labels: dict[str, str] | None = None, **options: Any

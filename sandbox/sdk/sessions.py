@@ -30,9 +30,10 @@ class Sessions(Facet):
         env: dict[str, str] | None = None,
         cwd: str | None = None,
         user: int | str | None = None,
+        service: str | None = None,
     ) -> Session:
-        """Start a shell (None: bash, or else sh) that lives until it is closed."""
-        request = SessionRequest(shell=shell, env=env or {}, cwd=cwd, user=user)
+        """Start a shell (None: bash, or else sh) that lives until it is closed; of a composition, in `service`."""
+        request = SessionRequest(shell=shell, env=env or {}, cwd=cwd, user=user, service=service)
         info = await self._client.call("POST", f"{self._path}/sessions", ProcessInfo, request, keyed=True)
         return Session(self._client, self._path, info)
 

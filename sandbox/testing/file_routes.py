@@ -14,7 +14,7 @@ from aiohttp import web
 
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, NotFound
-from sandbox.testing.files import described
+from sandbox.testing.files import FakeFiles, described
 from sandbox.testing.wire import delete, reply
 from sandbox.tree import archive
 
@@ -48,7 +48,7 @@ class FileRoutes:
         return web.Response(body=path.read_bytes()[offset : offset + limit], content_type="application/octet-stream")
 
     async def _write(self, request: web.Request) -> web.Response:
-        files, name = self._alive(request).files, request.query["path"]
+        files, name = self._tree_of(request), request.query["path"]
         if files.path(name).is_dir():
             raise Invalid(f"{name} is not a regular file")
         mode, append = int(request.query.get("mode", "644"), 8), request.query.get("append") in ("1", "true")
@@ -69,7 +69,7 @@ class FileRoutes:
         return reply(described(self._there(request)))
 
     async def _move(self, request: web.Request) -> web.Response:
-        source, target = self._there(request), self._alive(request).files.path(request.query["to"])
+        source, target = self._there(request), self._tree_of(request).path(request.query["to"])
         target.parent.mkdir(parents=True, exist_ok=True)
         source.rename(target)
         return reply({})
@@ -81,24 +81,28 @@ class FileRoutes:
         return reply([described(entry) for entry in sorted(path.iterdir())])
 
     async def _make_directory(self, request: web.Request) -> web.Response:
-        self._alive(request).files.path(request.query["path"]).mkdir(parents=True, exist_ok=True)
+        self._tree_of(request).path(request.query["path"]).mkdir(parents=True, exist_ok=True)
         return reply({})
 
+    def _tree_of(self, request: web.Request) -> FakeFiles:
+        tree: FakeFiles = self._alive(request).tree(request.query.get("service"))
+        return tree
+
     def _there(self, request: web.Request) -> Path:
-        path: Path = self._alive(request).files.path(request.query["path"])
+        path: Path = self._tree_of(request).path(request.query["path"])
         if not path.exists() and not path.is_symlink():
             raise NotFound(f"no such file or directory: {request.query['path']}")
         return path
 
     async def _download(self, request: web.Request) -> web.Response:
         self._there(request)
-        content, root = io.BytesIO(), self._alive(request).files.root
+        content, root = io.BytesIO(), self._tree_of(request).root
         with _opened(root) as directory:
             await asyncio.to_thread(archive.pack, directory, request.query["path"], content)
         return web.Response(body=content.getvalue(), content_type="application/x-tar")
 
     async def _upload(self, request: web.Request) -> web.Response:
-        target, content = self._alive(request).files.path(request.query["path"]), io.BytesIO(await request.read())
+        target, content = self._tree_of(request).path(request.query["path"]), io.BytesIO(await request.read())
         target.mkdir(parents=True, exist_ok=True)
         with _opened(target) as directory:
             return reply({"bytes": await asyncio.to_thread(archive.unpack, content, directory, limit=MAX_TREE)})

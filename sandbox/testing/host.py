@@ -8,6 +8,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable
+from copy import deepcopy as copy_of
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from sandbox.messages import (
     RestoreResult,
     SandboxInfo,
     SandboxState,
+    ServiceInfo,
     Statistics,
     TurnInfo,
     Verdict,
@@ -41,6 +43,7 @@ from sandbox.messages.runs import RUN_LABEL, RunEnded, RunInfo, RunRequest
 from sandbox.sdk.client import Client
 from sandbox.testing.file_routes import FileRoutes
 from sandbox.testing.files import FakeFiles
+from sandbox.testing.service_routes import ServiceRoutes, created, tree_of
 from sandbox.testing.wire import body, copy, cut, delete, encoded, errors, reply, streamed
 
 REASONS = {Verdict.NONE: "nothing changed", Verdict.FILES: "the tree changed"}
@@ -64,9 +67,14 @@ class _Sandbox:
     files: FakeFiles
     print: dict[str, str]  # of the tree at its head
     turns: list[TurnInfo] = field(default_factory=list)
+    services: dict[str, ServiceInfo] = field(default_factory=dict)
+
+    def tree(self, service: str | None) -> FakeFiles:
+        """The tree that a call means which names this service."""
+        return tree_of(self.request.composition, self.files, service)
 
 
-class FakeHost(FileRoutes):
+class FakeHost(FileRoutes, ServiceRoutes):
     """A host whose commands are scripted. Enter it, then use :meth:`client`."""
 
     def __init__(self, *, images: tuple[str, ...] = ("debian",)) -> None:
@@ -88,6 +96,7 @@ class FakeHost(FileRoutes):
             ("GET", "/v1/health"): self._health,
             ("GET", "/v1/statistics"): self._statistics,
             ("GET", "/v1/images"): self._image_list,
+            ("GET", "/v1/images/{name}"): self._image,
             ("GET", "/v1/sandboxes"): self._list,
             ("POST", "/v1/sandboxes"): self._create,
             ("GET", "/v1/sandboxes/{id}"): self._info,
@@ -110,7 +119,7 @@ class FakeHost(FileRoutes):
             ("GET", "/v1/checkpoints/{id:(?!have$)[^/]+}"): self._wait,
             ("POST", "/v1/checkpoints/{id}/fork"): self._fork,
         }
-        for (method, path), handler in {**routes, **self._of_files()}.items():
+        for (method, path), handler in {**routes, **self._of_files(), **self._of_services()}.items():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
@@ -149,9 +158,9 @@ class FakeHost(FileRoutes):
         """
         self._scripts.append(_Script(re.compile(pattern), exit_code, encoded(stdout), encoded(stderr), effect, delay))
 
-    def files(self, sandbox: str) -> FakeFiles:
-        """The tree of a sandbox."""
-        return self._find(sandbox).files
+    def files(self, sandbox: str, service: str | None = None) -> FakeFiles:
+        """The tree of a sandbox; of a composition, that of a service."""
+        return self._find(sandbox).tree(service)
 
     @property
     def _place(self) -> Path:
@@ -194,6 +203,11 @@ class FakeHost(FileRoutes):
     async def _image_list(self, request: web.Request) -> web.Response:
         return reply([ImageInfo(name=name, digest="0" * 64) for name in sorted(self._images)])
 
+    async def _image(self, request: web.Request) -> web.Response:
+        if (name := request.match_info["name"]) not in self._images:
+            raise ImageNotFound(f"no image {name!r}; there are: {', '.join(self._images) or 'none'}")
+        return reply(ImageInfo(name=name, digest="0" * 64))
+
     async def _list(self, request: web.Request) -> web.Response:
         target = [part.partition("=") for part in request.query.get("label", "").split(",") if part]
         result = [sandbox.info for sandbox in self._sandboxes.values()]
@@ -201,7 +215,7 @@ class FakeHost(FileRoutes):
 
     async def _create(self, request: web.Request) -> web.Response:
         target = await body(request, CreateRequest)
-        if target.image not in self._images:
+        if target.composition is None and target.image not in self._images:
             raise ImageNotFound(f"no image {target.image!r}; there are: {', '.join(self._images) or 'none'}")
         if target.name and any(s.info.name == target.name for s in self._sandboxes.values()):
             raise Conflict(f"there is a sandbox named {target.name} already", hint="choose another name")
@@ -228,6 +242,9 @@ class FakeHost(FileRoutes):
         )
         files = FakeFiles(root)
         self._sandboxes[number] = _Sandbox(info, target, files, files.print())
+        self._sandboxes[number].services = created(target.composition, self._images)
+        if origin is not None and (parent := self._sandboxes.get(self._saved(origin).sandbox)) is not None:
+            self._sandboxes[number].services = copy_of(parent.services)
         return self._sandboxes[number]
 
     async def _info(self, request: web.Request) -> web.Response:
@@ -290,7 +307,7 @@ class FakeHost(FileRoutes):
         command = target.command if isinstance(target.command, str) else " ".join(target.command)
         began = time.time()
         result = ExecResult(exit_code=127, stdout=b"", stderr=b"", duration=0.0)
-        collected = self._scripted(command)
+        collected, files = self._scripted(command), sandbox.tree(target.service)
         delay = collected[0].delay if collected is not None else 0.0
         self.commands.append(command)
         if target.timeout is not None and delay > target.timeout:
@@ -298,7 +315,7 @@ class FakeHost(FileRoutes):
             result.exit_code, result.timed_out = 143, True
         else:
             await asyncio.sleep(delay)
-            self._act(sandbox, command, collected, result)
+            self._act(files, command, collected, result)
         result.stdout, result.stdout_dropped = cut(result.stdout, target)
         result.stderr, result.stderr_dropped = cut(result.stderr, target)
         result.duration = time.time() - began
@@ -314,14 +331,14 @@ class FakeHost(FileRoutes):
 
     @staticmethod
     def _act(
-        sandbox: _Sandbox, command: str, collected: tuple[_Script, re.Match[str]] | None, result: ExecResult
+        files: FakeFiles, command: str, collected: tuple[_Script, re.Match[str]] | None, result: ExecResult
     ) -> None:
         """What a command does and says."""
         if collected is None:
             result.stderr = f"fake: no script for {command!r}; add one with FakeHost.on()\n".encode()
             return
         script, match = collected
-        said = script.effect(sandbox.files, match) if script.effect is not None else None
+        said = script.effect(files, match) if script.effect is not None else None
         result.exit_code, result.stderr = script.exit_code, script.stderr
         result.stdout = encoded(said) if isinstance(said, str | bytes) else script.stdout
 
