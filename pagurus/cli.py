@@ -27,6 +27,8 @@ ROOMS = {
 }
 VERBS = {
     "run": Verb("sandboxes.run", "Start a sandbox; with a command, run it there."),
+    "up": Verb("sandboxes.compose", "Start the services of a compose file in one sandbox."),
+    "services": Verb("sandboxes.compose", "The services of a sandbox; start, stop or restart some."),
     "exec": Verb("sandboxes.exec", "Run a command in a sandbox and end the turn."),
     "shell": Verb("sandboxes.shell", "A terminal in a sandbox."),
     "port-forward": Verb("sandboxes.shell", "Forward a port of this machine to one of a sandbox."),
@@ -67,7 +69,7 @@ VERBS = {
     "attach": Verb("training.train", "Show the output of a detached run until it ends."),
     "submit": Verb("training.jobs", "Queue a training run at the cluster."),
     "jobs": Verb("training.jobs", "The jobs of the cluster."),
-    "logs": Verb("training.jobs", "What a job says."),
+    "logs": Verb("training.jobs", "What a job says, or a service of a sandbox."),
     "cancel": Verb("training.jobs", "End jobs, or take them out of the queue."),
     "rollouts": Verb("training.rollouts", "What the rollouts of a run do, did, and why they wait."),
     "weights": Verb("training.weights", "The published versions of a run's policy."),

@@ -171,6 +171,10 @@ WhoOption = Annotated[
     str | None,
     typer.Option("--user", "-u", help="NAME, UID, NAME:GROUP or UID:GID; else the sandbox's default.", metavar="USER"),
 ]
+ServiceOption = Annotated[
+    str | None,
+    typer.Option("--service", help="Of a sandbox of several, which is meant; else its main one.", metavar="NAME"),
+]
 ImageName = Annotated[str, typer.Argument(metavar="IMAGE", help="Name of an image.", autocompletion=image_names)]
 NewImage = Annotated[str, typer.Argument(metavar="NAME", help="Name of the new image.")]
 CheckpointName = Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pagurus import output
-from pagurus.common import call
+from pagurus.common import ServiceOption, call
 from sandbox.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def placed(source: str, target: str, *, tree: bool, result: str | None) -> CopyT
 
 
 @verbs.command("cp")
-def copy(source: Place, target: Place) -> None:
+def copy(source: Place, target: Place, service: ServiceOption = None) -> None:
     """Copy a file or a directory, as cp -r does.
 
     If TARGET is a directory, a file goes into it; else the file becomes TARGET. A directory becomes TARGET if there is
@@ -75,62 +75,72 @@ def copy(source: Place, target: Place) -> None:
 
         async def work(host: Client) -> int:
             if origin is None:
-                return await _upload(await host.get(sandbox or ""), taken, into, advanced)
-            return await _download(await host.get(origin), taken, into, advanced)
+                return await _upload(await host.get(sandbox or ""), service, taken, into, advanced)
+            return await _download(await host.get(origin), service, taken, into, advanced)
 
         copied = call(work)
     print(output.size(copied))
 
 
-async def _upload(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
-    where = placed(source, target, tree=_local_kind(source) == "directory", result=await _kind(sandbox, target))
+async def _upload(
+    sandbox: Sandbox, service: str | None, source: str, target: str, advanced: Callable[[int], None]
+) -> int:
+    where = placed(
+        source, target, tree=_local_kind(source) == "directory", result=await _kind(sandbox, service, target)
+    )
     if where.name is None:
-        return await sandbox.files.upload(source, posixpath.join(where.directory, where.below), progress=advanced)
-    if await _kind(sandbox, where.directory) != "directory":
+        return await sandbox.files.upload(
+            source, posixpath.join(where.directory, where.below), progress=advanced, service=service
+        )
+    if await _kind(sandbox, service, where.directory) != "directory":
         raise Invalid(f"there is no directory {where.directory} in the sandbox", hint="make it first")
     alongside = posixpath.join(where.directory, f".pagurus-cp-{secrets.token_hex(4)}")
     try:
-        copied = await sandbox.files.upload(source, alongside, progress=advanced)
+        copied = await sandbox.files.upload(source, alongside, progress=advanced, service=service)
         await sandbox.files.move(
-            posixpath.join(alongside, Path(source).name), posixpath.join(where.directory, where.name)
+            posixpath.join(alongside, Path(source).name), posixpath.join(where.directory, where.name), service=service
         )
     finally:
-        if await sandbox.files.exists(alongside):
-            await sandbox.files.remove(alongside, recursive=True)
+        if await sandbox.files.exists(alongside, service=service):
+            await sandbox.files.remove(alongside, recursive=True, service=service)
     return copied
 
 
-async def _download(sandbox: Sandbox, source: str, target: str, advanced: Callable[[int], None]) -> int:
+async def _download(
+    sandbox: Sandbox, service: str | None, source: str, target: str, advanced: Callable[[int], None]
+) -> int:
     from sandbox.tree import host_files
 
-    kind = await _kind(sandbox, source)
+    kind = await _kind(sandbox, service, source)
     if kind is None:
         raise NotFound(f"there is no {source} in the sandbox", hint="look with `pagurus exec SANDBOX ls`")
     where = placed(source, target, tree=kind == "directory", result=_local_kind(target))
     if where.name is None:
-        return await sandbox.files.download(source, where.directory, below=where.below, progress=advanced)
+        return await sandbox.files.download(
+            source, where.directory, below=where.below, progress=advanced, service=service
+        )
     if _local_kind(where.directory) != "directory":
         raise Invalid(f"there is no directory {where.directory} here", hint="make it first")
     # TARGET itself may be a link that an earlier copy has brought; what stands before its last name is the user's word.
     into = target if where.directory == target else f"{where.directory}/"
     with host_files.target(into) as directory, host_files.fresh_name(directory) as fresh:
-        copied = await sandbox.files.download(source, into, below=fresh, progress=advanced)
+        copied = await sandbox.files.download(source, into, below=fresh, progress=advanced, service=service)
         host_files.move_up(directory, fresh, posixpath.basename(source), where.name)
     return copied
 
 
-async def _kind(sandbox: Sandbox, path: str) -> str | None:
+async def _kind(sandbox: Sandbox, service: str | None, path: str) -> str | None:
     """What is at `path` in the sandbox; a link to a directory counts as one."""
     if path == "/" or path.endswith("/."):
         return "directory"
     try:
-        result = await sandbox.files.stat(path)
+        result = await sandbox.files.stat(path, service=service)
     except NotFound:
         return None
     if result.kind != "symlink":
         return "directory" if result.kind == "directory" else "file"
     try:
-        await sandbox.files.list(path)
+        await sandbox.files.list(path, service=service)
     except (Invalid, NotFound):
         return "file"
     return "directory"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import IN_ORDER, Json, SandboxName, WhoOption, call, exit_codes
+from pagurus.common import IN_ORDER, Json, SandboxName, ServiceOption, WhoOption, call, exit_codes
 from sandbox.errors import Invalid, NotFound, PagurusError, Protocol
 from sandbox.termination import termination_signals
 
@@ -57,6 +57,7 @@ def execute(
         str | None, typer.Option("--cwd", "--workdir", "-w", help="Directory to run it in.", metavar="DIRECTORY")
     ] = None,
     user: WhoOption = None,
+    service: ServiceOption = None,
     env: EnvOption = None,
     interactive: StdinOption = False,
     terminal: TerminalOption = False,
@@ -75,14 +76,14 @@ def execute(
 
             from pagurus.sandboxes.terminal import visit
 
-            raise typer.Exit(asyncio.run(visit(sandbox, meant(command), user=user, env=variables, cwd=cwd)))
+            sitting = visit(sandbox, meant(command), user=user, service=service, env=variables, cwd=cwd)
+            raise typer.Exit(asyncio.run(sitting))
         stdin = given(interactive)
 
         async def work(host: Client) -> tuple[ExecResult, str | int | None]:
             collected = await host.get(sandbox)
-            result = await carry_out(
-                collected, command, env=variables, stdin=stdin, timeout=timeout, cwd=cwd, user=user, collect=json
-            )
+            named = {"env": variables, "stdin": stdin, "timeout": timeout, "cwd": cwd, "user": user, "service": service}
+            result = await carry_out(collected, command, collect=json, **named)
             return result, collected.info.limits.memory
 
         result, memory = call(work)

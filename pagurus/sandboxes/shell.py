@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pagurus.common import IN_ORDER, SandboxName, WhoOption, exit_codes
+from pagurus.common import IN_ORDER, SandboxName, ServiceOption, WhoOption, exit_codes
 from pagurus.sandboxes.exec import meant
 
 verbs = typer.Typer()
@@ -17,6 +17,7 @@ def shell(
     sandbox: SandboxName,
     command: Annotated[list[str] | None, typer.Argument(help="Instead of a shell.")] = None,
     user: WhoOption = None,
+    service: ServiceOption = None,
     attach: Annotated[str | None, typer.Option(help="Return to a terminal that is open already.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the terminal and its log after its end.")] = False,
 ) -> None:
@@ -26,7 +27,8 @@ def shell(
     from pagurus.sandboxes.terminal import visit
 
     with exit_codes():
-        code = asyncio.run(visit(sandbox, meant(command or []) or None, user=user, attach=attach, keep=keep))
+        sitting = visit(sandbox, meant(command or []) or None, user=user, service=service, attach=attach, keep=keep)
+        code = asyncio.run(sitting)
     raise typer.Exit(code)
 
 

@@ -89,6 +89,7 @@ async def visit(
     command: str | Sequence[str] | None,
     *,
     user: str | None = None,
+    service: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     attach: str | None = None,
@@ -109,6 +110,7 @@ async def visit(
                 env={**environment, **(env or {})},
                 cwd=cwd,
                 user=user,
+                service=service,
                 rows=max(1, size.lines),
                 columns=max(1, size.columns),
             )

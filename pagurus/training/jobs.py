@@ -112,9 +112,16 @@ def _row(job: JobInfo) -> tuple[object, ...]:
 
 @verbs.command()
 def logs(
-    job: JobName, follow: Annotated[bool, typer.Option("--follow", "-f", help="Until it has ended.")] = False
+    job: Annotated[str, typer.Argument(metavar="JOB|SANDBOX", help="The id of a job; with --service, a sandbox.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until it has ended.")] = False,
+    service: Annotated[str | None, typer.Option(help="Of a sandbox that `pagurus up` made.", metavar="NAME")] = None,
 ) -> None:
-    """What a job says."""
+    """What a job says, or a service of a sandbox."""
+    if service is not None:
+        from pagurus.sandboxes.compose import show_logs
+
+        call(lambda host: show_logs(host, job, service, follow))
+        return
 
     async def work(cluster: Client) -> None:
         import asyncio

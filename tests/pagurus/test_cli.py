@@ -155,7 +155,22 @@ def test_without_a_daemon_the_error_says_how_to_start_one() -> None:
 
 
 VERBS = {
-    *("doctor", "daemon", "run", "ls", "top", "exec", "shell", "cp", "port-forward", "rm", "restore", "fork"),
+    *(
+        "doctor",
+        "daemon",
+        "run",
+        "up",
+        "services",
+        "ls",
+        "top",
+        "exec",
+        "shell",
+        "cp",
+        "port-forward",
+        "rm",
+        "restore",
+        "fork",
+    ),
     *("extend", "tree", "diff", "net", "train", "export", "roles", "attach", "bench", "play", "eval", "serve"),
     *("sweep", "verify-model", "sft", "dpo", "mcp", "run-code", "view"),
     *("migrate", "simulate", "submit", "jobs", "logs", "cancel"),
@@ -195,7 +210,19 @@ def test_the_table_of_verbs() -> None:
         assert {item for item, verb in loaded(name).commands.items() if not verb.hidden} == verbs
 
 
-LISTINGS = ("ls", "top", "tree", "diff", "net", "doctor", "bench ls", "image ls", "image steps", "checkpoint ls")
+LISTINGS = (
+    "ls",
+    "services",
+    "top",
+    "tree",
+    "diff",
+    "net",
+    "doctor",
+    "bench ls",
+    "image ls",
+    "image steps",
+    "checkpoint ls",
+)
 
 
 @pytest.mark.parametrize("listing", [*LISTINGS, "checkpoint verify", "token ls", "gateway ls", "gateway log", "jobs"])
