@@ -13,6 +13,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sandbox import Client, ExecResult, Limits, Network, PagurusError, Sandbox, sync
@@ -124,6 +125,13 @@ async def start(
     return await host.create(image or "debian", labels=made, **options)
 
 
+async def compose(
+    host: Client, paths: Sequence[Path], *, tool: str, labels: Mapping[str, str] | None = None, **options: Any
+) -> Sandbox:
+    """A sandbox for `tool` of the services of compose files."""
+    return await host.compose(paths, labels=await marks(tool, labels), **options)
+
+
 def start_blocking(
     host: Any,
     *,
@@ -150,6 +158,7 @@ async def run(
     env: Mapping[str, str] | None = None,
     user: str | int | None = None,
     stdin: bytes = b"",
+    service: str | None = None,
 ) -> ExecResult:
     """A command as tools run it: a text by bash, as a login shell does not; with all of its output."""
     words = ["/bin/bash", "-c", command] if isinstance(command, str) else list(command)
@@ -160,6 +169,7 @@ async def run(
         env=dict(env or {}),
         user=user,
         stdin=stdin,
+        service=service,
         output_limit=MAX_OUTPUT,
     )
 

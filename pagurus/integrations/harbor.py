@@ -4,6 +4,7 @@
 
     environment/Dockerfile ─▶ image, named by its content ─▶ the first trial's sandbox ─▶ checkpoint "prepared"
                                                              every further trial of that task: a fork of it
+    environment/docker-compose.yaml ─▶ its services and `main` in that sandbox
     the tests arrive ─▶ checkpoint "before the tests" ─▶ final.checkpoint and pagurus.json next to the trial
 
 Guarantee: what the agent left is saved before any file of the tests is in the sandbox. A failure of the platform is an
@@ -15,12 +16,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.docker.compose_env import legacy_log_mount_env_vars
 from harbor.environments.options import EnvironmentOptions
 from harbor.models.task.config import NetworkMode, NetworkPolicy
 from harbor.models.trial.paths import EnvironmentPaths
@@ -34,6 +38,7 @@ FINAL = "final.checkpoint"  # in the trial's directory: what `Store.receive` tak
 RECORD = "pagurus.json"
 PREPARED = "prepared"
 BEFORE_TESTS = "before the tests"
+MAIN = "main"  # the service of a compose file in which the agent works
 
 
 class PagurusOptions(EnvironmentOptions):
@@ -79,6 +84,7 @@ class PagurusEnvironment(BaseEnvironment):
             network_allowlist_ipv4_addresses=True,
             network_allowlist_ipv4_cidrs=True,
             dynamic_network_policy=True,
+            docker_compose=True,
         )
 
     @classmethod
@@ -94,12 +100,23 @@ class PagurusEnvironment(BaseEnvironment):
             raise SystemExit(common.reason(error)) from None
 
     def _validate_definition(self) -> None:
+        if self._compose_files():
+            return
         if self.task_env_config.docker_image is None and not self._dockerfile.is_file():
             raise FileNotFoundError(f"{self._dockerfile} is missing, and the task names no docker_image")
 
     @property
     def _dockerfile(self) -> Path:
         return Path(self.environment_dir) / "Dockerfile"
+
+    def _compose_files(self) -> list[Path]:
+        """Those of the task and of the run, in the order in which Harbor merges them."""
+        own = Path(self.environment_dir) / "docker-compose.yaml"
+        return [*([own] if own.is_file() else []), *self.extra_docker_compose_paths]
+
+    @property
+    def _uses_compose(self) -> bool:
+        return bool(self._compose_files())
 
     # ----------------------------------------------------------------- the sandbox
 
@@ -136,6 +153,9 @@ class PagurusEnvironment(BaseEnvironment):
         await self.box.network.set(_network(self._network_policy))
 
     async def _create(self, host: Client, force_build: bool) -> None:
+        if files := self._compose_files():
+            await self._compose(host, files, force_build)
+            return
         self._box = await common.start(
             host,
             tool="harbor",
@@ -150,6 +170,33 @@ class PagurusEnvironment(BaseEnvironment):
         )
         await self.ensure_dirs(self._output_dirs())
         await self._upload_environment_dir_after_start()
+
+    async def _compose(self, host: Client, files: list[Path], force_build: bool) -> None:
+        """The services of the task's compose files, over what Harbor says of `main`."""
+        main: dict[str, Any] = {"command": ["sh", "-c", "sleep infinity"]}
+        if self._effective_cpus is not None:
+            main["cpus"] = float(self._effective_cpus)
+        if self._effective_memory_mb is not None:
+            main["mem_limit"] = f"{self._effective_memory_mb}m"
+        if self.task_env_config.docker_image is not None or self._dockerfile.is_file():
+            main["image"] = await self._image(host, force_build)
+        variables = legacy_log_mount_env_vars(self._mounts, host_value="source")
+        with tempfile.TemporaryDirectory(prefix="pagurus-harbor-") as directory:
+            below, above = Path(directory, "main.json"), Path(directory, "environment.json")
+            await asyncio.to_thread(below.write_text, _compose_text(main))
+            await asyncio.to_thread(above.write_text, _compose_text({"environment": self._startup_env()}))
+            self._box = await common.compose(
+                host,
+                [below, *files, above],
+                tool="harbor",
+                labels=self._labels(),
+                env={**os.environ, **self._startup_env(), **variables, "CONTEXT_DIR": str(self.environment_dir)},
+                main=MAIN,
+                directory=self.environment_dir,
+                copy_binds=True,
+                network=_network(self._network_policy),
+            )
+        await self.ensure_dirs(self._output_dirs())
 
     def _output_dirs(self) -> list[PurePosixPath]:
         paths = EnvironmentPaths.for_os(self.os)
@@ -209,14 +256,40 @@ class PagurusEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
+        return await self._exec(command, None, cwd or self.task_env_config.workdir, env, timeout_sec, user)
+
+    async def service_exec(
+        self,
+        command: str,
+        *,
+        service: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        if self.is_main_service(service):
+            return await self.exec(command, cwd=cwd, env=env, timeout_sec=timeout_sec, user=user)
+        return await self._exec(command, service, cwd, env, timeout_sec, user)
+
+    async def _exec(
+        self,
+        command: str,
+        service: str | None,
+        cwd: str | None,
+        env: dict[str, str] | None,
+        timeout_sec: int | None,
+        user: str | int | None,
+    ) -> ExecResult:
         with common.failures_named():
             result = await common.run(
                 self.box,
                 command,
                 timeout=timeout_sec,
-                cwd=cwd or self.task_env_config.workdir,
-                env=self._merge_env(env),
-                user=self._resolve_user(user),
+                cwd=cwd,
+                env=self._merge_env(env) if service is None else env,
+                user=self._resolve_user(user) if service is None else user,
+                service=service,
             )
         out, errors = common.text(result.stdout), common.text(result.stderr)
         if (say := self._output_callback()) is not None:
@@ -240,13 +313,26 @@ class PagurusEnvironment(BaseEnvironment):
             await self.box.files.upload(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        await self.service_download_file(source_path, target_path)
+
+    async def service_download_file(
+        self, source_path: str, target_path: Path | str, *, service: str | None = None
+    ) -> None:
         with common.failures_named():
-            content = await self.box.files.read(source_path)
+            content = await self.box.files.read(source_path, service=self._sidecar(service))
         await asyncio.to_thread(host_files.write, target_path, content)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        await self.service_download_dir(source_dir, target_dir)
+
+    async def service_download_dir(
+        self, source_dir: str, target_dir: Path | str, *, service: str | None = None
+    ) -> None:
         with common.failures_named():
-            await self.box.files.download(source_dir, target_dir)
+            await self.box.files.download(source_dir, target_dir, service=self._sidecar(service))
+
+    def _sidecar(self, service: str | None) -> str | None:
+        return None if self.is_main_service(service) else service
 
     # ----------------------------------------------------------------- the final state
 
@@ -270,6 +356,10 @@ class PagurusEnvironment(BaseEnvironment):
             "turns": [{"turn": turn.turn, "verdict": turn.verdict, "checkpoint": turn.checkpoint} for turn in turns],
         }
         (directory / RECORD).write_text(json.dumps(reported, indent=1) + "\n")
+
+
+def _compose_text(main: dict[str, Any]) -> str:
+    return json.dumps({"services": {MAIN: main}})
 
 
 def _content(file: Path) -> tuple[bytes, int]:

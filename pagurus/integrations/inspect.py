@@ -1,7 +1,7 @@
 """Inspect's sandbox provider: ``sandbox="pagurus"``, found by its entry point.
 
 What a sandbox is made from, by the second part of ``sandbox=("pagurus", ...)``: nothing (the image ``debian``), the
-name of an image, a Dockerfile, a compose file (each service a sandbox of its own; they do not reach each other), or
+name of an image, a Dockerfile, a compose file (one sandbox, whose services are Inspect's sandboxes), or
 :class:`PagurusConfig`.
 
 Guarantee: files are read and written as the user of the sandbox may, not as the daemon could. A failure of the platform
@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from inspect_ai.util import (
     ComposeConfig,
-    ComposeService,
     ExecResult,
     OutputLimitExceededError,
     SandboxConnection,
@@ -49,7 +50,6 @@ WRITABLE = f"""
 mkdir -p -- "$(dirname -- "$1")" && : >> "$1" || exit {DENIED}
 readlink -f -- "$1" | tr -d '\\n'
 """
-_IGNORED = {"command", "entrypoint", "init", "x_default", "x_local", "hostname", "stop_grace_period"}
 
 
 class PagurusConfig(BaseModel, frozen=True):
@@ -71,9 +71,9 @@ class PagurusConfig(BaseModel, frozen=True):
 class PagurusSandboxEnvironment(SandboxEnvironment):
     """A sandbox of the daemon that PAGURUS_HOST, PAGURUS_TOKEN and PAGURUS_CA name; else of the local one."""
 
-    def __init__(self, host: Client, box: Sandbox, workdir: str) -> None:
+    def __init__(self, host: Client, box: Sandbox, workdir: str, service: str | None = None) -> None:
         super().__init__()
-        self._host, self.box, self._workdir = host, box, workdir
+        self._host, self.box, self._workdir, self._service = host, box, workdir, service
 
     @classmethod
     def config_files(cls) -> list[str]:
@@ -87,14 +87,42 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: BaseModel | str | None, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        result: dict[str, SandboxEnvironment] = {}
+        if isinstance(config, ComposeConfig) or (isinstance(config, str) and is_compose_yaml(config)):
+            return await cls._compose(task_name, config, metadata)
+        return {"default": await cls._make(task_name, *_named(config))}
+
+    @classmethod
+    async def _compose(
+        cls, task: str, config: ComposeConfig | str, metadata: dict[str, str]
+    ) -> dict[str, SandboxEnvironment]:
+        """Each service of a compose file is a sandbox of Inspect's; the default one is first."""
+        host = common.connect()
+        box: Sandbox | None = None
         try:
-            for name, (target, build) in _services(config).items():
-                result[name] = await cls._make(task_name, target, build)
+            with _available(), _compose_file(config) as (file, directory):
+                box = await common.compose(
+                    host,
+                    [file],
+                    tool="inspect",
+                    labels={"inspect.task": task[:100]},
+                    env={**os.environ, **_variables(metadata)},
+                    main=_default_service(config),
+                    directory=directory,
+                    copy_binds=True,
+                    network=Network.open(),
+                )
+                names = [info.name for info in await box.services.list()]
+                main = _default_service(config) or names[0]
+                result: dict[str, SandboxEnvironment] = {}
+                for name in sorted(names, key=lambda name: name != main):
+                    where = await box.exec(["/bin/sh", "-c", "pwd"], service=name, ends_turn=False)
+                    result[name] = cls(host, box, where.text.strip(), name)
+                return result
         except BaseException:
-            await cls.sample_cleanup(task_name, config, result, False)
+            if box is not None:
+                await box.remove()
+            await host.close()
             raise
-        return result
 
     @classmethod
     async def _make(cls, task: str, config: PagurusConfig, build: tuple[Path, Path] | None) -> SandboxEnvironment:
@@ -149,7 +177,9 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
 
     async def connection(self, *, user: str | None = None) -> SandboxConnection:
         as_user = f" --user {user}" if user else ""
-        return SandboxConnection(type="pagurus", command=f"pagurus shell{as_user} {self.box.id}", container=self.box.id)
+        named = f" --service {self._service}" if self._service else ""
+        command = f"pagurus shell{as_user}{named} {self.box.id}"
+        return SandboxConnection(type="pagurus", command=command, container=self.box.id)
 
     # ----------------------------------------------------------------- commands
 
@@ -175,6 +205,7 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
                     cwd=self._absolute(cwd or ""),
                     env=env or {},
                     user=user,
+                    service=self._service,
                     output_limit=min(limit, common.MAX_OUTPUT),
                 )
         except CommandNotFound as error:
@@ -194,9 +225,9 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
         path = await self._path(WRITABLE, file)
         data = contents.encode() if isinstance(contents, str) else contents
         with _available():
-            await self.box.files.write(path, data[:WRITE])
+            await self.box.files.write(path, data[:WRITE], service=self._service)
             for start in range(WRITE, len(data), WRITE):
-                await self.box.files.append(path, data[start : start + WRITE])
+                await self.box.files.append(path, data[start : start + WRITE], service=self._service)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -208,7 +239,7 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
         path = await self._path(READABLE, file)
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         with _available():
-            content = await self.box.files.read(path, limit=limit + 1)
+            content = await self.box.files.read(path, limit=limit + 1, service=self._service)
         if len(content) > limit:
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_READ_FILE_SIZE_STR, None)
         return content.decode() if text else content
@@ -219,7 +250,8 @@ class PagurusSandboxEnvironment(SandboxEnvironment):
     async def _path(self, script: str, file: str) -> str:
         """Where `file` is, if the user of the sandbox may do with it what `script` asks."""
         with _available():
-            result = await self.box.exec(["/bin/sh", "-c", script, "sh", self._absolute(file)], ends_turn=False)
+            command = ["/bin/sh", "-c", script, "sh", self._absolute(file)]
+            result = await self.box.exec(command, service=self._service, ends_turn=False)
         if result.exit_code == 0:
             return result.stdout.decode()
         said = common.text(result.stderr).strip()
@@ -260,65 +292,42 @@ def _options(config: PagurusConfig) -> dict[str, Any]:
 # --------------------------------------------------------------------------- what a task names
 
 
-def _services(config: BaseModel | str | None) -> dict[str, tuple[PagurusConfig, tuple[Path, Path] | None]]:
-    """The sandboxes of a sample: their settings, and the context and Dockerfile of those that are built."""
+def _named(config: BaseModel | str | None) -> tuple[PagurusConfig, tuple[Path, Path] | None]:
+    """The settings of the one sandbox of a sample, and the context and Dockerfile if it is built."""
     if config is None:
-        return {"default": (PagurusConfig(), None)}
+        return PagurusConfig(), None
     if isinstance(config, PagurusConfig):
-        return {"default": (config, None)}
+        return config, None
     if isinstance(config, str) and is_dockerfile(config):
-        return {"default": (PagurusConfig(), (Path(config).resolve().parent, Path(config).resolve()))}
-    if isinstance(config, str) and not is_compose_yaml(config):
-        return {"default": (PagurusConfig(image=config), None)}
-    base = Path(config).resolve().parent if isinstance(config, str) else Path.cwd()
-    compose = parse_compose_yaml(config) if isinstance(config, str) else config
-    if not isinstance(compose, ComposeConfig):
-        raise Invalid(f"a sandbox is not made from a {type(config).__name__}", hint="PagurusConfig, or a file's name")
-    services = compose.services
-    first = next((name for name, service in services.items() if service.x_default), None)
-    first = first or ("default" if "default" in services else next(iter(services)))
-    order = {first: services[first], **services}
-    return {name: (_settings(name, service), _context(service, base)) for name, service in order.items()}
+        return PagurusConfig(), (Path(config).resolve().parent, Path(config).resolve())
+    if isinstance(config, str):
+        return PagurusConfig(image=config), None
+    raise Invalid(f"a sandbox is not made from a {type(config).__name__}", hint="PagurusConfig, or a file's name")
 
 
-def _settings(name: str, service: ComposeService) -> PagurusConfig:
-    existing = {"image", "build", "working_dir", "user", "environment", "network_mode", "cpus", "mem_limit"} | _IGNORED
-    if refused := {field for field in service.model_fields_set if getattr(service, field) is not None} - existing:
-        raise Invalid(
-            f"service {name}: {', '.join(sorted(refused))}: not offered by a sandbox",
-            hint="remove them from compose.yaml",
-        )
-    environment = service.environment or {}
-    if isinstance(environment, list):
-        environment = dict(entry.partition("=")[::2] for entry in environment)
-    return PagurusConfig(
-        image=service.image or "debian",
-        cpus=None if service.cpus is None else float(service.cpus),
-        memory_mb=None if service.mem_limit is None else _megabytes(str(service.mem_limit)),
-        internet=service.network_mode != "none",
-        workdir=service.working_dir,
-        user=service.user,
-        env={name: str(value or "") for name, value in environment.items()},
-    )
+def _default_service(config: ComposeConfig | str) -> str | None:
+    """The one that is marked, or called so; else the first one counts."""
+    services = (parse_compose_yaml(config) if isinstance(config, str) else config).services
+    marked = next((name for name, service in services.items() if service.x_default), None)
+    return marked or ("default" if "default" in services else next(iter(services)))
 
 
-def _context(service: ComposeService, base: Path) -> tuple[Path, Path] | None:
-    if service.build is None:
-        return None
-    named = service.build if isinstance(service.build, str) else service.build.context or "."
-    context = (base / named).resolve()
-    file = None if isinstance(service.build, str) else service.build.dockerfile
-    return context, context / (file or "Dockerfile")
+def _variables(metadata: dict[str, str]) -> dict[str, str]:
+    """What a sample's metadata are in a compose file."""
+    return {f"SAMPLE_METADATA_{name.replace(' ', '_').upper()}": str(value) for name, value in metadata.items()}
 
 
-def _megabytes(size: str) -> int:
-    """
-    >>> _megabytes("512m"), _megabytes("0.5gb"), _megabytes("1048576")
-    (512, 512, 1)
-    """
-    number = size.lower().rstrip("b")
-    unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(number[-1:], 1)
-    return max(1, int(float(number.rstrip("kmg")) * unit) >> 20)
+@contextlib.contextmanager
+def _compose_file(config: ComposeConfig | str) -> Iterator[tuple[Path, Path]]:
+    """A compose file, and which directory its paths begin at."""
+    if isinstance(config, str):
+        file = Path(config).resolve()
+        yield file, file.parent
+        return
+    with tempfile.TemporaryDirectory(prefix="pagurus-inspect-") as directory:
+        file = Path(directory, "compose.yaml")
+        file.write_text(config.model_dump_json(by_alias=True, exclude_none=True).replace("$", "$$"))
+        yield file, Path.cwd()
 
 
 async def _built(host: Client, context: Path, file: Path) -> str:
