@@ -1,0 +1,1 @@
+exec python3 /programs/app.py store "$PORT"
