@@ -45,6 +45,8 @@ MAX_REFUSAL = 1 << 20  # bytes of an answer that says why not
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.5)  # seconds between two attempts; the last one from then on
 
 
+_HANDSHAKES = 3  # attempts at a connection whose refusal is over when its reason is requested
+_NO_UPGRADE = "No WebSocket UPGRADE"  # of aiohttp: what was refused would be accepted now
 REACHED = 1.0  # seconds; an attempt that took longer had found a daemon
 
 
@@ -227,13 +229,23 @@ class Transport:
         """A connection that carries messages both ways, or the error with which the daemon refused it."""
         import aiohttp
 
-        try:
-            made = await self._open().ws_connect(self._base + path, heartbeat=30.0, max_msg_size=MAX_FRAME, compress=0)
-        except aiohttp.WSServerHandshakeError:
-            await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
+        for _ in range(_HANDSHAKES):
+            try:
+                made = await self._open().ws_connect(
+                    self._base + path, heartbeat=30.0, max_msg_size=MAX_FRAME, compress=0
+                )
+                break
+            except aiohttp.WSServerHandshakeError:
+                try:
+                    await self.raw("GET", path, None, MSGPACK)  # the same call without the upgrade says why
+                except PagurusError as error:
+                    if _NO_UPGRADE not in error.message:
+                        raise
+                    # The reason is gone: a server listens by now.
+            except (aiohttp.ClientError, ConnectionError) as error:
+                raise broken("GET", path, error) from None
+        else:
             raise ConnectionBroken(f"GET {path}: the connection was refused", hint="is the daemon alive?") from None
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise broken("GET", path, error) from None
         try:
             yield made
         finally:

@@ -141,3 +141,24 @@ garbage
 """
     assert parse(table) == {("127.0.0.1", 8000), ("", 80), ("127.1.0.3", 5432)}
     assert parse("") == set()
+
+
+async def test_a_server_that_begins_to_listen_between_a_refusal_and_its_reason(sb: Sandbox, monkeypatch) -> None:
+    """The SDK asks again why a connection was refused; by then it is not."""
+    raw = sb.ports._client.raw
+
+    async def explained(method, path, *more, **options):
+        if path.endswith("/connect"):
+            monkeypatch.setattr(sb.ports._client, "raw", raw)
+            await sb.processes.start(["perl", "-e", PERL], ends_turn=False)
+            for _ in range(250):
+                if 8000 in await sb.ports.list():
+                    break
+                await asyncio.sleep(0.02)
+        return await raw(method, path, *more, **options)
+
+    monkeypatch.setattr(sb.ports._client, "raw", explained)
+    reader, writer = await sb.ports.connect(8000)
+    writer.write(b"x")
+    assert await reader.readexactly(1) == b"x"
+    writer.close()
