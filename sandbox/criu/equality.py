@@ -53,9 +53,7 @@ import base64
 import os
 import re
 import select
-import signal
 import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,7 +61,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from sandbox.criu import image_files, rpc, same_pages, tcp
+from sandbox.criu import image_files, rpc, same_pages, tcp, timers
 from sandbox.criu.carried import settings, waits
 from sandbox.criu.carried.socket_names import CONNECTED
 from sandbox.differences import Facts, differences
@@ -74,8 +72,6 @@ VMA_FILE = (1 << 6) | (1 << 7)
 VMA_MEMFD = 1 << 14
 O_LARGEFILE = 0o100000
 RSEQ_MASKED = ((0, 8), (20, 28))  # cpu_id_start, cpu_id; node_id, mm_cid
-SI_TIMER, SI_KERNEL = -2, 0x80
-OF_ITIMERS = {signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF}
 _PRIVATE = select.EPOLLONESHOT | select.EPOLLET | select.EPOLLEXCLUSIVE | 1 << 29  # EPOLLWAKEUP: no events
 _AUTOBOUND = re.compile("=00[0-9a-f]{5}")  # in pycriu's spelling: a NUL and five digits, a name of the kernel's choice
 ROOTED = "/./"  # at the end of the directory of a socket: it is the root in which its name is one (native/rooted.c)
@@ -210,11 +206,11 @@ class _Canonical:
             if name in ("cg_set", "flags"):
                 continue
             if name == "timers":
-                value = _timers(value)
+                value = timers.comparable(value, core["tc"].get("signals_s", {}))
             elif name == "old_seccomp_filter":
                 value = self._filters(value)
             elif name == "signals_s":
-                value = _not_of_timers(value)
+                value = timers.other_signals(value)
             self.facts[f"{who} task {name}"] = value
         return int(thread.get("rseq_entry", {}).get("rseq_abi_pointer", 0))
 
@@ -466,34 +462,6 @@ def _deleted(ghost: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _control_characters(words: list[int]) -> bytes:
     return np.array(words, dtype="<u4").tobytes()[:19]
-
-
-def _timers(timers: dict[str, Any]) -> dict[str, Any]:
-    """Intervals and settings; the remaining time only as armed or not."""
-    result: dict[str, Any] = {}
-    for name, value in timers.items():
-        entries = value if isinstance(value, list) else [value]
-        result[name] = [
-            {
-                **{k: v for k, v in entry.items() if k not in ("vsec", "vusec", "vnsec", "overrun")},
-                # With an interval also when nothing remains: it has just expired and starts again with its signal.
-                "armed": any(entry.get(k) for k in ("vsec", "vusec", "vnsec", "isec", "iusec", "insec")),
-            }
-            for entry in entries
-        ]
-    return result
-
-
-def _not_of_timers(queue: dict[str, Any]) -> list[Any]:
-    """The pending signals but for those that timers sent (siginfo begins with number, errno, code)."""
-    retained = []
-    for entry in queue.get("signals", []):
-        info = entry["siginfo"]
-        raw = base64.b64decode(info) if isinstance(info, str) else bytes(info)
-        number, _, code = struct.unpack_from("=iii", raw)
-        if code != SI_TIMER and not (code == SI_KERNEL and number in OF_ITIMERS):
-            retained.append(entry)
-    return retained
 
 
 def _hash(value: object) -> str:

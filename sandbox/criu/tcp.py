@@ -100,6 +100,8 @@ def comparable(
         facts["state"] = "ended by the other side"
     if body.get("state") not in (CLOSE, LISTEN) or body.get("dst_port"):
         facts["opts"] = {key: value for key, value in body["opts"].items() if key != "so_reuseport"}
+        for name in ("so_rcvbuf", "so_sndbuf"):  # the kernel grows them to any size, and sets even ones
+            facts["opts"][name] = facts["opts"].get(name, 0) & ~1
     for stream in streams:
         facts["stream"] = {key: stream.get(key) for key in ("opt_mask", "cork", "nodelay", "mss_clamp")}
         facts["stream"]["queues"] = blake3(under_way(stream, *others).encode()).hexdigest()
