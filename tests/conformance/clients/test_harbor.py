@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,31 @@ def test_every_task_of_ours(daemon: Daemon, tmp_path: Path, agent: str, reward: 
     assert len(result) == 12
     record("harbor", {f"{agent}: {name}": "passed" if made == [reward] else "failed" for name, made in result.items()})
     assert set(map(tuple, result.values())) == {(reward,)}
+
+
+COMPOSE = """
+services:
+  main:
+    depends_on: {db: {condition: service_healthy}}
+    environment: [DB=http://db:8000/answer]
+  db:
+    image: debian
+    command: sh -c 'mkdir /data && echo 42 > /data/answer && exec python3 -m http.server -d /data 8000'
+    healthcheck: {test: test -e /data/answer, interval: 200ms, retries: 50}
+"""
+FETCH = "python3 -c 'import os, urllib.request as u; print(u.urlopen(os.environ[\"DB\"]).read().decode())'"
+
+
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_a_task_of_several_services(daemon: Daemon, tmp_path: Path, agent: str, reward: float) -> None:
+    task = shutil.copytree(TASKS / "greeting", tmp_path / "answer")
+    (task / "environment/docker-compose.yaml").write_text(COMPOSE)
+    (task / "solution/solve.sh").write_text(f"#!/bin/bash\n{FETCH} > /app/answer\n")
+    (task / "tests/test.sh").write_text(
+        "#!/bin/bash\nmkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt\n"
+        f'test "$(cat /app/answer)" = "$({FETCH})" && echo 1 > /logs/verifier/reward.txt; true\n'
+    )
+    assert list(rewards(harbor(daemon, tmp_path, "-p", task, "-a", agent, "-k", "2")).values()) == [[reward] * 2]
 
 
 async def test_trials_are_forks_and_leave_their_final_state(host: Client, daemon: Daemon, tmp_path: Path) -> None:
