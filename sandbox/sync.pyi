@@ -420,7 +420,7 @@ class Terminal:
         """Type something."""
 
 class Services:
-    """The services of a sandbox that was made from a composition; a sandbox of one image has none."""
+    """The services of a sandbox that was made from a composition. Raises Invalid for a sandbox of one image."""
     def get(self, name: str) -> ServiceHandle:
         """One service. Raises NotFound."""
     def list(self) -> Sequence[ServiceInfo]:

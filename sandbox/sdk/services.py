@@ -19,7 +19,7 @@ Execute = Callable[..., Awaitable[ExecResult]]
 
 
 class Services(Facet):
-    """The services of a sandbox that was made from a composition; a sandbox of one image has none."""
+    """The services of a sandbox that was made from a composition. Raises Invalid for a sandbox of one image."""
 
     def __init__(self, client: Transport, path: str, execute: Execute) -> None:
         super().__init__(client, path)

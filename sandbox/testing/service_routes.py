@@ -31,12 +31,17 @@ class ServiceRoutes:
         }
 
     async def _list_services(self, request: web.Request) -> web.Response:
-        return reply(list(self._alive(request).services.values()))
+        return reply(list(self._composed(request).services.values()))
+
+    def _composed(self, request: web.Request) -> Any:
+        sandbox = self._alive(request)
+        if sandbox.request.composition is None:
+            raise Invalid("it has no services", hint="create it with a composition", sandbox=sandbox.info.id)
+        return sandbox
 
     async def _up(self, request: web.Request) -> web.Response:
-        sandbox, target = self._alive(request), await body(request, UpRequest)
-        if (composition := sandbox.request.composition) is None:
-            raise Invalid("it has no services", hint="make it from a composition", sandbox=sandbox.info.id)
+        sandbox, target = self._composed(request), await body(request, UpRequest)
+        composition: Composition = sandbox.request.composition
         chosen = _with_dependencies(composition, target.services or [*composition.services])
         for name in composition.order():
             if name in chosen and sandbox.services[name].state is not ServiceState.RUNNING:
@@ -55,7 +60,7 @@ class ServiceRoutes:
 
     async def _service(self, request: web.Request) -> tuple[Any, ServiceInfo]:
         await body(request, StopRequest)
-        sandbox, name = self._alive(request), request.match_info["service"]
+        sandbox, name = self._composed(request), request.match_info["service"]
         if name not in sandbox.services:
             raise NotFound(f"no service {name}", hint=f"there are: {', '.join(sandbox.services) or 'none'}")
         return sandbox, sandbox.services[name]

@@ -14,7 +14,16 @@ from bench.harness import own_internet as world
 from sandbox import Client, Network
 from sandbox.criu.tcp import POOL
 from sandbox.errors import Conflict, ImageNotFound, Invalid, NotFound, SandboxDead, Unsupported
-from sandbox.messages import ProgramKind, ProgramState, SandboxState, Verdict
+from sandbox.messages import (
+    Composition,
+    CreateRequest,
+    ProgramKind,
+    ProgramState,
+    SandboxInfo,
+    SandboxState,
+    Service,
+    Verdict,
+)
 from sandbox.sdk.brief import BriefClient
 from sandbox.testing import FakeHost
 
@@ -107,6 +116,34 @@ async def test_turns_have_verdicts_and_checkpoints(sb) -> None:
     assert (await sb.exec("true", ends_turn=False)).turn is None
     assert [turn.command for turn in await sb.turns()] == ["echo a > /a", "true"]
     assert (await sb.captured(first)).id == first.checkpoint
+
+
+async def test_services_have_states_and_trees_of_their_own(host: Client) -> None:
+    sleeping = Service(image="debian", command=["sleep", "1000"])
+    composition = Composition(services={"main": sleeping, "db": sleeping}, main="main")
+    info = await host.call("POST", "/v1/sandboxes", SandboxInfo, CreateRequest(image="", composition=composition))
+    async with await host.get(info.id) as sb:
+        assert [one.state for one in await sb.services.list()] == ["created", "created"]
+        await sb.services.up("db")
+        assert {one.name: one.state for one in await sb.services.list()} == {"main": "created", "db": "running"}
+        assert [one.state for one in await sb.services.up()] == ["running", "running"]
+        await sb.files.write("/x", "of the db", service="db")
+        assert not await sb.files.exists("/x") and not await sb.files.exists("/x", service="main")
+        db = await sb.services.get("db")
+        assert (await db.exec("cat /x")).text == "of the db"
+        assert (await sb.exec("cat /x", service="db")).text == "of the db"
+        stopped = await db.stop()
+        assert (stopped.state, stopped.exit_code) == ("exited", 143)
+        again = await db.restart()
+        assert (again.state, again.exit_code) == ("running", None) and again.program != stopped.program
+        with pytest.raises(NotFound, match="no service no"):
+            await sb.exec("true", service="no")
+        with pytest.raises(NotFound, match="no service no"):
+            await sb.services.up("no")
+    async with host.create("debian") as alone:
+        for call in (alone.services.list(), alone.services.up(), alone.exec("true", service="main")):
+            with pytest.raises(Invalid, match="no services"):
+                await call
 
 
 async def test_restores_and_forks_continue_from_a_state(sb, host: Client) -> None:
