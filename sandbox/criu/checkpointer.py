@@ -487,10 +487,8 @@ class Checkpointer:
         await asyncio.to_thread(again.mkdir, mode=0o700)
         try:
             watched = await asyncio.to_thread(inotify.find, container)
-            process = await self._start_dump(container, watched, hold=True)
-            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             times = await asyncio.to_thread(amend.times, container, touched)
-            await dump.dump(container, again, process, steps=steps)
+            await self._dump_held(container, again, watched, hold)
             if (init := container.init_pid) is not None:
                 await asyncio.to_thread(amend.set_times, init, times)
             result = await asyncio.to_thread(_compare, images, again, reference, container.tree)
@@ -502,6 +500,23 @@ class Checkpointer:
                 )
         finally:
             await asyncio.to_thread(shutil.rmtree, again, ignore_errors=True)
+
+    async def _dump_held(
+        self, container: Container, dest: Path, watched: list[str], hold: restoring.RestoreHold
+    ) -> None:
+        """Dump a tree that is held; our plugin holds it again however that ends. The kernel serves its connections."""
+        pauses = iter(PAUSES)
+        while True:
+            process = await self._start_dump(container, watched, hold=True)
+            steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
+            try:
+                await dump.dump(container, dest, process, steps=steps)
+                return
+            except dump.PartlyAcknowledged:
+                if (pause := next(pauses, None)) is None:
+                    raise
+                await asyncio.sleep(pause)
+            await asyncio.to_thread(_empty, dest)
 
     # ---------------------------------------------------------------- the rest
 

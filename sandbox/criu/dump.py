@@ -85,6 +85,10 @@ class UnacceptedConnection(TransientState):
     """A connection waits to be accepted, which a server does as soon as it runs."""
 
 
+class PartlyAcknowledged(TransientState):
+    """A peer has acknowledged a part of a buffer, of which the kernel shows all: it soon does so with the rest."""
+
+
 #: A pattern of CRIU's words -> an error of its own, where the caller can do something about it.
 KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("Can't dump that handle", UnknownWatch),
@@ -92,6 +96,7 @@ KINDS: tuple[tuple[str, type[CheckpointFailed]], ...] = (
     ("No space left", CapturesFull),
     (r"Zombies with threads|Can't open \d+(/\S+)?( on procfs)?: No such (file|process)", TasksEnded),
     (r"In-flight connection|write queue on an in-flight", UnacceptedConnection),
+    (r"soccr.*recv failed \(\d+, want \d+\)", PartlyAcknowledged),
 )
 
 

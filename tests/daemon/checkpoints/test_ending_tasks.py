@@ -38,6 +38,7 @@ async def test_tasks_that_end_refuse_no_checkpoint(sb) -> None:
         ("(criu/proc_parse.c:99): Can't open 4711: No such file or directory", dump.TasksEnded),
         ("Can't open 4711/task/4711/children on procfs: No such file or directory", dump.TasksEnded),
         ("(criu/sk-inet.c:185): inet: In-flight connection (l) for 2bd9ea", dump.UnacceptedConnection),
+        ("(soccr/soccr.c:371): \trecv failed (113, want 2): Invalid argument", dump.PartlyAcknowledged),
         ("Can't open 12/map_files on procfs: Permission denied", None),
         ("Can't open /dev/null: No such file or directory", None),
         ("(criu/fsnotify.c:1): Can't dump that handle", dump.UnknownWatch),
