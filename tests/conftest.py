@@ -45,6 +45,7 @@ LONGEST = (
     "trainer/test_run.py",
     "rollout/test_supervisor.py",
     "trainer/test_steps.py",
+    "conformance/compose/test_compositions.py",
     "conformance/test_inspector.py",
     "daemon/store/test_retention.py",
     "coordinator/test_failover.py",

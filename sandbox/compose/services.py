@@ -282,7 +282,7 @@ class _Reader:
         test, disable = value.get("test"), value.get("disable")
         if disable is not None and disable.flag():
             return Probe(test=[])
-        if test is None or test.is_empty:
+        if test is None or test.is_null or not test.data:
             raise value.refuse("it has no test", 'such as ["CMD", "pg_isready"]; or disable: true')
         if isinstance(test.data, str):
             words = ["/bin/sh", "-c", test.text()]

@@ -70,6 +70,7 @@ def test_a_key_becomes_a_field(tmp_path: Path, text: str, fields: dict[str, Any]
         ("{test: [CMD, a, b], interval: 10s, retries: 5}", Probe(test=["a", "b"], interval=10, retries=5)),
         ("{test: [CMD-SHELL, a], start_period: 500ms}", Probe(test=[*SHELL, "a"], start_period=0.5)),
         ("{test: [CMD, a], start_interval: 1s, timeout: 1m}", Probe(test=["a"], start_interval=1, timeout=60)),
+        ("{test: 'false'}", Probe(test=[*SHELL, "false"])),
         ("{test: [NONE]}", Probe(test=[])),
         ("{disable: true}", Probe(test=[])),
     ],
