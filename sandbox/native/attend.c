@@ -723,7 +723,7 @@ static int open_fifo(char *path, const char *name) {
 __attribute__((used)) static void start(long *stack) {
     long argc = stack[0];
     char **argv = (char **)(stack + 1), **envp = argv + argc + 1;
-    if (argc > 12 && argv[2][0] == '/') {
+    if (argc > 11 && argv[2][0] == '/') {
         root = argv[2], cwd = argv[3];
         argv[3] = argv[1], argv += 2, argc -= 2;
     }

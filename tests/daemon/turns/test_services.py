@@ -397,3 +397,68 @@ async def test_a_program_that_is_not_there_is_named(host: Client) -> None:
     async with composed(host, composition) as sb:
         with pytest.raises(Exception, match="service a cannot be started: /no/such: no such program"):
             await sb.up()
+
+
+async def test_a_shell_without_arguments_waits_at_its_stdin(host: Client) -> None:
+    shells = {"a": Service(image=IMAGE, command=["sh"], stdin_open=True), "b": Service(image=IMAGE, command=["sh"])}
+    async with composed(host, Composition(services=shells, main="a")) as sb:
+        await sb.up()
+        for _ in range(100):
+            now = await sb.services()
+            if now["b"].state is ServiceState.EXITED:
+                break
+            await asyncio.sleep(0.05)
+        assert (now["a"].state, now["b"].exit_code) == (ServiceState.RUNNING, 0)
+
+
+async def test_hostile_acts_between_networks_are_refused(host: Client) -> None:
+    """By address, in every form, from others' addresses and by sockets of every kind; the neighbour is reached so."""
+    acts = r"""
+import socket as s, sys
+target, own = sys.argv[1:]
+def tcp(address, family=s.AF_INET, source=None):
+    c = s.socket(family); c.settimeout(2)
+    if source: c.bind((source, 0))
+    c.connect((address, 80)); c.close()
+def udp(address, family=s.AF_INET):
+    s.socket(family, s.SOCK_DGRAM).sendto(b"x", (address, 9))
+def connected(address, family=s.AF_INET):
+    c = s.socket(family, s.SOCK_DGRAM); c.connect((address, 9)); c.send(b"x")
+def fast(address):
+    s.socket().sendto(b"x", s.MSG_FASTOPEN, (address, 80))
+def raw(address):
+    s.socket(s.AF_INET, s.SOCK_RAW, s.IPPROTO_RAW)
+def packet(address):
+    s.socket(s.AF_PACKET, s.SOCK_RAW, 3)
+mapped = "::ffff:" + target
+acts = {
+    "tcp": lambda: tcp(target), "mapped": lambda: tcp(mapped, s.AF_INET6), "udp": lambda: udp(target),
+    "udp6": lambda: udp(mapped, s.AF_INET6), "connected": lambda: connected(target),
+    "connected6": lambda: connected(mapped, s.AF_INET6), "fast": lambda: fast(target), "raw": lambda: raw(target),
+    "packet": lambda: packet(target), "spoofed": lambda: tcp(target, source="127.1.0.3"),
+}
+for name, act in acts.items():
+    try: act(); print(name, "done")
+    except OSError as error: print(name, error.strerror)
+"""
+    spoof = "import socket as s; a = s.socket(); a.bind(('127.1.0.3', 81)); print(a.getsockname()[0])"
+    composition = Composition(
+        services={
+            "bad": server("bad", networks={"one": []}),
+            "between": server("between", networks={"one": [], "two": []}),
+            "other": server("other", networks={"two": []}),
+        },
+        networks={"one": ServiceNetwork(), "two": ServiceNetwork(internal=True)},
+        main="bad",
+    )
+    async with composed(host, composition) as sb:
+        await sb.up()
+        handle = await host.get(sb.id)
+        await handle.files.write("/acts.py", acts.encode())
+        refused = "Operation not permitted"
+        said = dict(line.split(" ", 1) for line in (await sb.says("python3 /acts.py 127.1.0.4 127.1.0.2")).splitlines())
+        assert said.pop("packet") in (refused, "Address family not supported by protocol")  # which not all kernels have
+        assert said == dict.fromkeys(said, refused) and len(said) == 9
+        said = dict(line.split(" ", 1) for line in (await sb.says("python3 /acts.py 127.1.0.3 127.1.0.2")).splitlines())
+        assert {name for name, word in said.items() if word == refused} - {"packet"} == {"raw"}
+        assert await sb.says(f'python3 -c "{spoof}"') == "127.1.0.2"  # who binds another's address gets its own
