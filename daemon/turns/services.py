@@ -399,7 +399,7 @@ class ServiceControl:
                 ProgramKind.SERVICE,
                 argv,
                 request,
-                stdin=False,
+                stdin=said.stdin_open,
                 log_limit=LOG_LIMIT,
                 service={"health": health, "restarts": restarts},
             )
@@ -417,7 +417,6 @@ class ServiceControl:
             with contextlib.suppress(NotFound, Invalid):
                 for entry in files.entries(inside, base, target):
                     files.remove(inside, base, f"{target}/{entry.name}", recursive=True)
-            files.make_directory(inside, base, target, mode=0o1777)
 
     async def _stop(self, name: str, timeout: float | None) -> None:
         said, row = self.composition.services[name], self.row(name)

@@ -22,7 +22,7 @@ from sandbox.tree.safe_path import directory, make_parents, opened
 
 PREFIX = "composition-"  # of the names of such images
 RETAINED = 32  # of them that no sandbox uses
-_VERSION = 1  # of what is made of the same images
+_VERSION = 2  # of what is made of the same images
 _MODES = {"/proc": 0o555, "/sys": 0o555}
 
 
@@ -130,6 +130,9 @@ def _add_service(tree: Path, name: str, image: Path, composition: Composition) -
     with directory(place) as root:
         for target in _places(composition, name):
             make_parents(root, PurePosixPath(target), _MODES.get(target, 0o755))
+        for target in composition.services[name].tmpfs:
+            with opened(root, target, os.O_RDONLY | os.O_DIRECTORY) as own:  # whatever the image has there
+                os.fchmod(own, 0o1777)
 
 
 def _add_volumes(tree: Path, composition: Composition, bases: dict[str, StoredImage]) -> None:

@@ -24,19 +24,7 @@ PROGRAM = ["python3", "/programs/app.py", "client"]
 TIMEOUT = 120.0  # seconds
 
 
-MISSING = {  # what the daemon does not do yet
-    "11-user-and-tmpfs": "a tmpfs of a service is writable by root only",
-    "19-shell-that-waits": "a service's stdin does not stay open",
-}
-
-
-def _case(path: Path) -> Any:
-    reason = MISSING.get(path.stem)
-    marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason is not None else []
-    return pytest.param(path, id=path.stem, marks=marks)
-
-
-@pytest.fixture(params=[_case(path) for path in FILES])
+@pytest.fixture(params=FILES, ids=lambda path: path.stem)
 def file(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path
@@ -75,7 +63,7 @@ async def more(sb: Sandbox, service: str, traffic: str, count: int = 20) -> int:
 
 async def begin(sb: Sandbox, check: dict[str, str]) -> Process:
     command = [*PROGRAM, check["kind"], check["target"], DONE]
-    return await sb.processes.start(command, service=check["service"])
+    return await sb.processes.start(command, service=check["service"], user=0)
 
 
 async def test_a_composition(host: Client, file: Path) -> None:
