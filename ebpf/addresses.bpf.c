@@ -6,8 +6,9 @@
  * may listen on the same port; what it asks for at the loopback address is its own; it is connected from its own
  * address, so that others see who asks; and it reaches the services with which it shares a network, and no other.
  *
- * A task belongs to the service in whose root it is. That root is a mount of its own, whose number the daemon tells:
- * a restore brings it back, a program that changes its root within keeps it.
+ * A task belongs to the service in whose root it is. That root is a mount of its own, whose number the daemon writes into
+ * the map: a restore brings it back, a program that changes its root within keeps it. The daemon removes the number
+ * before a restore begins: CRIU, in the same control group, may have it in a mount of its own.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_core_read.h>
@@ -42,7 +43,8 @@ static __always_inline struct service_address *caller(void)
     struct vfsmount *root = BPF_CORE_READ(task, fs, root.mnt);
     struct mount *mount = (void *)root - bpf_core_field_offset(struct mount, mnt);
     __u64 number = (__u32)BPF_CORE_READ(mount, mnt_id);
-    return bpf_map_lookup_elem(&services, &number);
+    struct service_address *service = bpf_map_lookup_elem(&services, &number);
+    return service && service->cgroup == bpf_get_current_cgroup_id() ? service : NULL;
 }
 
 /* What programs take for their own host: the loopback address, and that of the host name in /etc/hosts. */

@@ -6,6 +6,7 @@
 #define SERVICES_MAX 32     /* of one sandbox */
 
 struct service_address {
+    unsigned long long cgroup; /* of its sandbox: numbers of mounts are used again */
     unsigned int own;       /* its IPv4 address, as all here in the host's byte order */
     unsigned int first;     /* that of the sandbox's first service; the others follow */
     unsigned int reaches;   /* bit N: it may reach the Nth service */

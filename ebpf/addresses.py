@@ -24,6 +24,7 @@ _KINDS = {"bind4": 8, "bind6": 9, "connect4": 10, "connect6": 11, "sendmsg4": 14
 class ServiceAddress:
     """What the kernel is to know of a service; addresses are numbers."""
 
+    cgroup: int  # number of the sandbox's control group (v2)
     own: int
     first: int  # that of the sandbox's first service; the others follow
     reaches: int  # bit N: the Nth service of the sandbox
@@ -32,7 +33,10 @@ class ServiceAddress:
 
 
 class _Entry(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint32) for name in ("own", "first", "reaches", "outside", "gateway")]
+    _fields_ = [
+        ("cgroup", ctypes.c_uint64),
+        *((name, ctypes.c_uint32) for name in ("own", "first", "reaches", "outside", "gateway")),
+    ]
 
 
 class Addresses:
@@ -56,7 +60,7 @@ class Addresses:
     def announce(self, services: Mapping[int, ServiceAddress]) -> None:
         """Say which service has its root in which mount, by the number of the mount."""
         for number, one in services.items():
-            entry = _Entry(one.own, one.first, one.reaches, int(one.outside), one.gateway)
+            entry = _Entry(one.cgroup, one.own, one.first, one.reaches, int(one.outside), one.gateway)
             libbpf.put(self._map, number, entry)
 
     def forget(self, mounts: Iterable[int]) -> None:

@@ -456,6 +456,7 @@ class Host:
             await self.services.capturer.checkpointer.forget(live.container)
             live.step(states.Event.DIE)
             await live.container.kill()
+        self.addresses.forget(live.row.id)
         self.services.catalogue.later([put_sandbox(live.row)])
 
     async def remove(self, sandbox: str) -> None:

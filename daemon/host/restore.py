@@ -123,6 +123,7 @@ class Restorer:
         if old_container is not None:
             await self.services.capturer.checkpointer.forget(old_container, restoring=True)
             await old_container.kill()
+        self.addresses.forget(row.id)
         try:
             await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
             row.tree = new_tree

@@ -68,7 +68,9 @@ class ServiceAddresses:
         with open(f"/proc/{container.init_pid}/mountinfo", "rb") as table:
             mounts = {place.decode("utf-8", "replace"): int(number) for number, place in _MOUNT.findall(table.read())}
         entries = {
-            mounts[services.root(name)]: kernel_entry(composition, name, self._gateways.get(sandbox, 0))
+            mounts[services.root(name)]: kernel_entry(
+                composition, name, container.cgroup.id, self._gateways.get(sandbox, 0)
+            )
             for name in composition.services
             if services.root(name) in mounts
         }
@@ -77,17 +79,22 @@ class ServiceAddresses:
         self._announced[sandbox] = tuple(entries)
         self._loaded.forget(number for number in former if number not in entries)
 
+    def forget(self, sandbox: str) -> None:
+        """The mounts of its services are gone or about to go; their numbers will be those of others."""
+        if self._loaded is not None:
+            self._loaded.forget(self._announced.pop(sandbox, ()))
+
     async def detach(self, row: SandboxRow, container: Container) -> None:
         """The group goes with the sandbox; so do the mounts."""
-        if self._loaded is not None:
-            self._loaded.forget(self._announced.pop(row.id, ()))
-            self._gateways.pop(row.id, None)
+        self.forget(row.id)
+        self._gateways.pop(row.id, None)
 
 
-def kernel_entry(composition: Composition, name: str, gateway: int) -> ServiceAddress:
+def kernel_entry(composition: Composition, name: str, cgroup: int, gateway: int) -> ServiceAddress:
     """What the kernel is to know of a service. Pure."""
     names, reached = list(composition.services), services.reaches(composition, name)
     return ServiceAddress(
+        cgroup=cgroup,
         own=int(IPv4Address(services.address(composition, name))),
         first=services.FIRST,
         reaches=sum(1 << names.index(other) for other in reached),
