@@ -123,7 +123,7 @@ class ServiceControl:
             )
         code = None if row.exit_status is None else exit_code(row.exit_status)
         state = ServiceState.RUNNING if code is None else ServiceState.EXITED
-        if code is not None and row.id in self._watched:
+        if code is not None and row.id in self._watched and said.restart is not Restart.NO and not row.stopped:
             state = ServiceState.RESTARTING
         return ServiceInfo(
             name=name,
