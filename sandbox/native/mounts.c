@@ -254,6 +254,27 @@ const char *open_binds(const struct shim *s, int sources[BINDS_MAX]) {
     return NULL;
 }
 
+static bool is_own_place(const struct join *join) {
+    return join->from && join->to && strcmp(join->from, join->to) == 0;
+}
+
+/* Mounts directories on themselves below the root, which is the working directory: before what lies in them. */
+static const char *place_roots(const struct shim *s) {
+    for (int i = 0; i < s->join_count; i++) {
+        if (!is_own_place(&s->join[i])) continue;
+        int place = open_below(AT_FDCWD, s->join[i].to);
+        int tree = place < 0 ? -1 : (int)syscall(SYS_open_tree, place, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+        int failed = tree < 0 || syscall(SYS_move_mount, tree, "", place, "",
+                                         MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
+        int saved = errno;
+        if (tree >= 0) close(tree);
+        if (place >= 0) close(place);
+        errno = saved;
+        if (failed) return "service root";
+    }
+    return NULL;
+}
+
 /* Puts the binds below the root, which is the working directory. */
 static const char *place_binds(const struct shim *s, const int sources[BINDS_MAX]) {
     for (int i = 0; i < s->bind_count; i++) {
@@ -312,6 +333,7 @@ static const char *mask_proc(void) {
 static const char *place_joins(const struct shim *s) {
     for (int i = 0; i < s->join_count; i++) {
         const struct join *join = &s->join[i];
+        if (is_own_place(join)) continue;
         if (!join->from || !join->to || mount(join->from, join->to, NULL, MS_BIND | MS_REC, NULL) < 0) return "join";
         struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
         if (join->read_only && syscall(SYS_mount_setattr, AT_FDCWD, join->to, 0, &attr, sizeof attr) < 0) return "join";
@@ -334,7 +356,8 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     struct stat st;
     if (lstat("proc", &st) < 0 || !S_ISDIR(st.st_mode)) return "/proc was replaced";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount proc";
-    const char *stage = place_binds(s, sources);
+    const char *stage = place_roots(s);
+    if (!stage) stage = place_binds(s, sources);
     if (stage) return stage;
     if (syscall(SYS_pivot_root, ".", ".") < 0) return "pivot_root";
     if (umount2(".", MNT_DETACH) < 0) return "detach host root";

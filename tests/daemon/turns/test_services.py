@@ -258,14 +258,14 @@ a = s.socket(); a.bind(("", 7)); a.listen(); c = a.accept()[0]
 while True: c.sendall(b"%d\n" % (int(c.recv(99)) + 1))
 """
     right = r"""
-import socket as s, time
+import os, socket as s, time
 while True:
     try: c = s.create_connection(("left", 7)); break
     except OSError: time.sleep(0.05)
 n = 0
 while True:
     c.sendall(b"%d\n" % n); got = int(c.recv(99)); assert got == n + 1; n = got
-    open("/n", "w").write(str(n)); time.sleep(0.01)
+    open("/n.new", "w").write(str(n)); os.replace("/n.new", "/n"); time.sleep(0.01)
 """
     composition = Composition(
         services={
@@ -341,6 +341,10 @@ async def test_files_and_users_are_those_of_a_service(host: Client, tmp_path: Pa
         assert await sb.says("id -un; echo $WHERE; cat /given/given; ls /etc/of-main 2>&1", "other") == (
             "nobody\nthere\nby the hostls: cannot access '/etc/of-main': No such file or directory"
         )
+        assert (await sb.run("echo more > /var/lib/data/y")).checkpoint_error is None
+        await sb.restore()
+        assert await sb.says("cat /given/given", "other") == "by the host"
+        assert await sb.says("cat /var/lib/data/y") == "more"
         with pytest.raises(NotFound, match="no service nowhere"):
             await sb.run("true", "nowhere")
     async with host.create(IMAGE) as plain:
