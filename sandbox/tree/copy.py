@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sandbox.descriptors import closing
@@ -28,18 +29,13 @@ def link(source: Path, target: Path) -> None:
 
     Both lie on one file system, and the files are never written to. Raises OSError.
     """
+
+    def name_again(step: WalkEntry, _: os.stat_result) -> None:
+        holder, into = step.parents
+        os.link(step.name, step.name, src_dir_fd=holder, dst_dir_fd=into, follow_symlinks=False)
+
     with directory(source) as before, directory(target) as after:
-        for step in walk(before, after, naming=TARGET, leave=_finish):
-            result = step.result[SOURCE]
-            assert result is not None  # it does not change
-            if stat.S_ISDIR(result.st_mode):
-                os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
-                step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
-                step.enter[TARGET] = True
-            else:
-                holder, into = step.parents
-                os.link(step.name, step.name, src_dir_fd=holder, dst_dir_fd=into, follow_symlinks=False)
-        _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
+        _fill(before, after, name_again)
 
 
 def copy(source: Path, target: Path) -> None:
@@ -47,18 +43,28 @@ def copy(source: Path, target: Path) -> None:
     linked: dict[int, str] = {}  # inode of a file with several names -> the first of them
     with directory(source) as before, directory(target) as after:
         reserve = Reserve(after)
-        for step in walk(before, after, naming=TARGET, leave=_finish):
-            result = step.result[SOURCE]
-            assert result is not None  # it does not change
-            if stat.S_ISDIR(result.st_mode):
-                os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
-                step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
-                step.enter[TARGET] = True
-            elif result.st_nlink > 1 and linked.setdefault(result.st_ino, step.path) != step.path:
+
+        def make(step: WalkEntry, result: os.stat_result) -> None:
+            if result.st_nlink > 1 and linked.setdefault(result.st_ino, step.path) != step.path:
                 _link(after, linked[result.st_ino], step)
             elif _make(step, result, reserve):
                 _finish(step)
-        _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
+
+        _fill(before, after, make)
+
+
+def _fill(before: int, after: int, make: Callable[[WalkEntry, os.stat_result], None]) -> None:
+    """Make the directories, and have all else made."""
+    for step in walk(before, after, naming=TARGET, leave=_finish):
+        result = step.result[SOURCE]
+        assert result is not None  # it does not change
+        if stat.S_ISDIR(result.st_mode):
+            os.mkdir(step.name, 0o700, dir_fd=step.parents[TARGET])
+            step.result[TARGET] = os.stat(step.name, dir_fd=step.parents[TARGET], follow_symlinks=False)
+            step.enter[TARGET] = True
+        else:
+            make(step, result)
+    _attributes(f"/proc/self/fd/{before}/.", f"/proc/self/fd/{after}/.", os.fstat(before))
 
 
 def _make(step: WalkEntry, result: os.stat_result, reserve: Reserve) -> bool:
