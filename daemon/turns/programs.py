@@ -248,10 +248,16 @@ class Programs:
 
     async def _make_room(self) -> None:
         rows = list(self._live.row.programs.values())
-        ended = [row for row in rows if row.exit_status is not None and row.id not in self.read]
+        # A service that has ended is known by its last program, which its next start removes.
+        ended = [
+            row
+            for row in rows
+            if row.exit_status is not None and row.id not in self.read and row.kind is not ProgramKind.SERVICE
+        ]
         for row in ended[: max(0, len(ended) - ENDED_RETAINED + 1)]:
             await self.remove(row.id)
-        if len(rows) - len(ended) >= MAX_PROGRAMS:
+        running = [row for row in rows if row.exit_status is None or row.id in self.read]
+        if len(running) >= MAX_PROGRAMS:
             raise Conflict(
                 f"{MAX_PROGRAMS} long-lived programs run already", hint="end some", sandbox=self._live.row.id
             )

@@ -205,6 +205,10 @@ async def test_order_health_and_ends(host: Client) -> None:
             await sb.up("ill")
         now = await sb.services()
         assert (now["broken"].state, now["broken"].restarts) == (ServiceState.EXITED, 2)
+        handle = await host.get(sb.id)
+        for _ in range(20):  # more than are kept of those that have ended
+            await (await handle.processes.start("true", ends_turn=False)).wait()
+        assert (await sb.services())["init"].exit_code == 0
         stopped = await sb.act("web", "stop")
         assert (stopped.state, stopped.exit_code) == (ServiceState.EXITED, 128 + 15)
         again = await sb.act("web", "restart")
