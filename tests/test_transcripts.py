@@ -30,6 +30,9 @@ LINE = re.compile(r"^(?:\$ )?(?P<line>(?:[A-Z_]+=\S+ )*pagurus (?:(?!  ).)*?)(?:
 #: What cannot run here, by how it begins: why, and the words by which its reader knows.
 ELSEWHERE = {
     "pagurus doctor": ("probes the whole host: tests/test_doctor.py", "this host"),
+    "pagurus up": ("a compose file: tests/pagurus/sandboxes/test_compose.py", "compose.yaml"),
+    "pagurus services": ("a composition: tests/pagurus/sandboxes/test_compose.py", "services"),
+    "pagurus exec --service": ("a composition: tests/pagurus/sandboxes/test_compose.py", "--service"),
     "pagurus shell": ("a terminal: tests/pagurus/sandboxes/test_shell.py", "a terminal"),
     "pagurus view": ("it serves until Ctrl-C: tests/pagurus/page", "view"),
     "pagurus daemon --listen": ("a daemon beside the test's", "--listen"),

@@ -28,6 +28,7 @@ from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound, Pagurus
 from sandbox.messages import Composition, ExecResult, ProcessRequest, ProgramKind, SandboxState, Service, ServiceInfo
 from sandbox.messages.services import Condition, Probe, Restart, ServiceHealth, ServiceState, StopRequest, UpRequest
 from sandbox.tree import files
+from sandbox.tree.safe_path import root_of
 
 if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
@@ -463,6 +464,6 @@ def _kill_below(tasks: Callable[[], list[int]], name: str) -> None:
             with contextlib.suppress(OSError):
                 held[pid] = stack.enter_context(closing(os.pidfd_open(pid)))
         for pid in set(tasks()) & held.keys():
-            with contextlib.suppress(OSError):
-                if services.owner(os.readlink(f"/proc/{pid}/root") + "/") == name:
+            with contextlib.suppress(OSError, PagurusError), root_of(pid) as root:
+                if services.owner(os.readlink(f"/proc/self/fd/{root}") + "/") == name:
                     signal.pidfd_send_signal(held[pid], signal.SIGKILL)
