@@ -1,12 +1,15 @@
 """The image of a composition: the trees of its services side by side, of hard links to their images' files.
 
-Guarantee: equal compositions of equal images have one tree, which takes no space but for its directories.
+Guarantee: equal compositions of equal images have one tree, which takes no space but for its directories (where the
+images lie on the same disk).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -15,7 +18,7 @@ from blake3 import blake3
 from sandbox.container import services
 from sandbox.errors import ImageNotFound, Invalid, NotFound
 from sandbox.image.store import ImageStore, StoredImage, Used
-from sandbox.messages import Composition
+from sandbox.messages import Composition, Service
 from sandbox.tree import copy
 from sandbox.tree.copy_into import canonical
 from sandbox.tree.safe_path import directory, make_parents, opened
@@ -41,7 +44,9 @@ def resolved(composition: Composition, bases: dict[str, StoredImage]) -> Composi
                     with contextlib.suppress(NotFound), opened(root, path, os.O_RDONLY | os.O_DIRECTORY):
                         pass
                 except (Invalid, OSError) as error:
-                    raise Invalid(f"service {name}: nothing can be mounted at {target}: {error}") from error
+                    raise Invalid(
+                        f"service {name}: nothing can be mounted at {target}: {error}", hint="use another directory"
+                    ) from error
                 taken = next((place for place in (*services.SHARED, "/") if path == place), None)
                 if taken is not None:
                     raise Invalid(f"service {name}: nothing can be mounted at {taken}", hint="use another directory")
@@ -53,7 +58,18 @@ def resolved(composition: Composition, bases: dict[str, StoredImage]) -> Composi
                 mounts=[msgspec.structs.replace(mount, target=real(mount.target)) for mount in service.mounts],
                 tmpfs=[real(target) for target in service.tmpfs],
             )
+            _need_apart(name, _places(made[name]))
     return msgspec.structs.replace(composition, services=made)
+
+
+def _need_apart(name: str, places: Sequence[str]) -> None:
+    """Raise Invalid where something would be mounted inside of something else: it would be hidden, or have no place."""
+    for outer, inner in itertools.permutations(places, 2):
+        if PurePosixPath(inner).is_relative_to(outer):
+            raise Invalid(
+                f"service {name}: what is mounted at {outer} and {inner} overlaps",
+                hint="use directories next to each other, or copy the host's directory into the service (--copy-binds)",
+            )
 
 
 def images(store: ImageStore, composition: Composition) -> dict[str, StoredImage]:
@@ -80,11 +96,11 @@ def imported(store: ImageStore, digest: str, composition: Composition | None, us
 def image(store: ImageStore, composition: Composition, bases: dict[str, StoredImage], used: Used) -> str:
     """The name of the image of a composition whose places are `resolved`; made when it is missing.
 
-    `used`: as for :meth:`ImageStore.remove`. Blocks: a second for 50,000 files, once.
+    `used`: as for :meth:`ImageStore.remove`. Blocks: some seconds for 50,000 files, once.
     """
     digest = _digest(composition, bases)
     name = PREFIX + digest[:16]
-    if name not in store.list():
+    if name not in store.list() or store.resolve(name).digest != digest:
 
         def fill(tree: Path) -> None:
             for service, image in bases.items():
@@ -104,8 +120,7 @@ def _forget_old(store: ImageStore, used: Used) -> None:
             store.remove(info.name, used)
 
 
-def _places(composition: Composition, name: str) -> list[str]:
-    service = composition.services[name]
+def _places(service: Service) -> list[str]:
     return [
         *services.SHARED,
         *(volume.target for volume in service.volumes),
@@ -115,7 +130,7 @@ def _places(composition: Composition, name: str) -> list[str]:
 
 
 def _digest(composition: Composition, bases: dict[str, StoredImage]) -> str:
-    said = [(name, image.digest, _places(composition, name)) for name, image in bases.items()]
+    said = [(name, image.digest, _places(composition.services[name])) for name, image in bases.items()]
     volumes = [
         (name, volume.name, volume.target) for name, one in composition.services.items() for volume in one.volumes
     ]
@@ -128,7 +143,7 @@ def _add_service(tree: Path, name: str, image: Path, composition: Composition) -
     place.mkdir(parents=True)
     _bring(image, place)
     with directory(place) as root:
-        for target in _places(composition, name):
+        for target in _places(composition.services[name]):
             make_parents(root, PurePosixPath(target), _MODES.get(target, 0o755))
         for target in composition.services[name].tmpfs:
             with opened(root, target, os.O_RDONLY | os.O_DIRECTORY) as own:  # whatever the image has there

@@ -320,13 +320,30 @@ async def test_a_new_daemon_watches_over_them(own: Daemon) -> None:
         assert (now.restarts, now.health) == (1, ServiceHealth.HEALTHY)
 
 
+async def test_a_daemon_that_dies_before_a_restart_leaves_it_to_the_next(own: Daemon) -> None:
+    row = Service(image=IMAGE, command=shell("sleep 0.2; exit 1"), restart=Restart.ALWAYS)
+    async with own.client() as host, composed(host, Composition(services={"a": row}, main="a")) as sb:
+        await sb.up()
+        for _ in range(200):  # the pause doubles: it becomes long enough to be met
+            if (now := (await sb.services())["a"]).restarts >= 4 and now.state is ServiceState.RESTARTING:
+                break
+            await asyncio.sleep(0.02)
+        own.kill()
+        own.start()
+        for _ in range(200):
+            if (await sb.services())["a"].program != now.program:
+                break
+            await asyncio.sleep(0.02)
+        assert (await sb.services())["a"].program != now.program
+
+
 async def test_files_and_users_are_those_of_a_service(host: Client, tmp_path: Path) -> None:
     (tmp_path / "given").write_text("by the host")
     os.chmod(tmp_path, 0o755)
     volume = Volume(name="v", target="/var/lib/data")
     composition = Composition(
         services={
-            "main": Service(image=IMAGE, command=SLEEP, volumes=[volume], workdir="/work/here"),
+            "main": Service(image=IMAGE, command=SLEEP, volumes=[volume], workdir="/srv/here"),
             "other": Service(
                 image=IMAGE,
                 command=SLEEP,
@@ -341,7 +358,7 @@ async def test_files_and_users_are_those_of_a_service(host: Client, tmp_path: Pa
         handle = await host.get(sb.id)
         await handle.files.write("/var/lib/data/x", b"through the API")
         await handle.files.write("/etc/of-main", b"")
-        assert await sb.says("pwd; cat /var/lib/data/x") == "/work/here\nthrough the API"
+        assert await sb.says("pwd; cat /var/lib/data/x") == "/srv/here\nthrough the API"
         assert await sb.says("id -un; echo $WHERE; cat /given/given; ls /etc/of-main 2>&1", "other") == (
             "nobody\nthere\nby the hostls: cannot access '/etc/of-main': No such file or directory"
         )
@@ -365,6 +382,15 @@ async def test_files_and_users_are_those_of_a_service(host: Client, tmp_path: Pa
         (
             Composition(services={"a": Service(image=IMAGE, command=SLEEP, networks={"n": []})}, main="a"),
             "no network n",
+        ),
+        (
+            Composition(
+                services={
+                    "a": Service(image=IMAGE, command=SLEEP, volumes=[Volume(name="v", target="/v")], tmpfs=["/v/t"])
+                },
+                main="a",
+            ),
+            "mounted at /v and /v/t overlaps",
         ),
         (
             Composition(
