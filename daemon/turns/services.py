@@ -206,11 +206,16 @@ class ServiceControl:
     # ----------------------------------------------------------------- watching
 
     def watch(self) -> None:
-        """Watch over those that run: after a restore, in a fork, and by a new daemon. Idempotent."""
-        if self._live.row.composition is None or self._live.row.state is not SandboxState.RUNNING:
+        """Watch over those that run, or wait to be started again: after a restore, in a fork, and by a new daemon.
+
+        Idempotent.
+        """
+        composition = self._live.row.composition
+        if composition is None or self._live.row.state is not SandboxState.RUNNING:
             return
-        for row in list(self._live.row.programs.values()):
-            if row.kind is ProgramKind.SERVICE and row.exit_status is None:
+        for name, said in composition.services.items():
+            row = self.row(name)
+            if row is not None and (row.exit_status is None or said.restart is not Restart.NO):
                 self._watch(row)
 
     def _watch(self, row: ProgramRow) -> None:

@@ -96,13 +96,18 @@ def name_services(container: Container, composition: Composition, *, fresh: bool
     base, hostname = container.spec.uid_base, container.spec.hostname[:64]
     for name in composition.services:
         inside = container.inside.below(services.root(name))
-        text = services.hosts(composition, name) if fresh else files.read(inside, HOSTS, limit=MAX_HOSTS)
-        changed = hosts_for(text, hostname, fresh=fresh)
         if fresh:
-            files.replace(inside, base, HOSTS, changed)
+            text = hosts_for(services.hosts(composition, name), hostname, fresh=True)
+            files.replace(inside, base, HOSTS, text)
             files.replace(inside, base, "/etc/resolv.conf", services.RESOLV_CONF)
-        elif changed != text and len(text) < MAX_HOSTS:
-            files.write(inside, base, HOSTS, io.BytesIO(changed))
+            continue
+        with contextlib.suppress(
+            NotFound, Invalid
+        ):  # a service has made its file something else: the others have theirs
+            text = files.read(inside, HOSTS, limit=MAX_HOSTS)
+            changed = hosts_for(text, hostname, fresh=False)
+            if changed != text and len(text) < MAX_HOSTS:
+                files.write(inside, base, HOSTS, io.BytesIO(changed))
 
 
 def _show_directory(container: Container) -> None:
