@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from daemon.auth.access import CALLER
 from sandbox import Client, Sandbox
 from tests.support.checkpoint_support import bench
 from tests.support.cluster import Cluster
@@ -115,6 +116,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         with locked(HERE, fcntl.LOCK_EX):  # the door
             capacity.enter_context(locked(HERE / "conftest.py", fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def caller() -> Iterator[None]:
+    """A test that acts as some caller leaves nobody as that caller to the tests after it."""
+    before = CALLER.get()
+    yield
+    CALLER.set(before)
 
 
 @pytest.fixture(scope="module")
