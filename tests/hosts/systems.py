@@ -21,13 +21,13 @@ SYSTEMS = {
     system.name: system
     for system in (
         System("bookworm", "Debian 12", "bookworm"),
-        System("bookworm-backports", "Debian 12, kernel of its backports", "bookworm", backports=True),
+        System("bookworm-backports", "Debian 12 with backports", "bookworm", backports=True),
         System("trixie", "Debian 13", "trixie"),
         System("trixie-backports", "Debian 13, kernel of its backports", "trixie", backports=True),
         System("sid", "Debian sid", "sid"),
-        System("chroot", "Debian 12 as a root on the kernel of the development machine", "bookworm", way="chroot"),
+        System("chroot", "Debian 12 in a chroot", "bookworm", way="chroot"),
         System("chroot-trixie", "Debian 13 as a root on that kernel", "trixie", way="chroot"),
-        System("container", "Debian 13 in `docker run --privileged` on that kernel", "trixie", way="container"),
+        System("container", "Debian 13 in Docker", "trixie", way="container"),
     )
 }
 BACKPORTS = {"bookworm": "bookworm-backports", "trixie": "trixie-backports"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def results() -> dict[str, dict[str, Any]]:
 
 
 def text() -> str:
-    """Systems, what passed on all of them, then what did not on each, with the host's reason."""
+    """Systems, how much passed on all of them, then what did not on each, with the host's reason."""
     result = results()
     if not result:
         return "No system was tried yet."
@@ -78,14 +79,16 @@ def _acts(row: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _passed(result: dict[str, dict[str, Any]]) -> list[str]:
-    """What passed on every system, a line for each group."""
+    """How many acts of each group passed on every system."""
     systems = [_acts(row) for row in result.values()]
-    groups: dict[str, list[str]] = {}
-    for name in dict.fromkeys(name for acts in systems for name in acts):
-        if all(acts.get(name, {}).get("result") == "passed" for acts in systems):
-            group, _, act = name.partition(": ")
-            groups.setdefault(group, []).append(act)
-    return ["", "Passed on every system:", "", *(f"- {group}: {'; '.join(acts)}" for group, acts in groups.items())]
+    names = dict.fromkeys(name for acts in systems for name in acts)
+    groups = Counter(
+        name.partition(": ")[0]
+        for name in names
+        if all(acts.get(name, {}).get("result") == "passed" for acts in systems)
+    )
+    counts = ", ".join(f"{group} ({count})" for group, count in groups.items())
+    return ["", f"Passed on every system, acts by group: {counts}."]
 
 
 def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
@@ -107,7 +110,7 @@ def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
     for (name, reason), systems in lines.items():
         shared.setdefault(("; ".join(systems), reason), []).append(name)
     rest = [f"- {'; '.join(names)}: {reason} ({systems})" for (systems, reason), names in shared.items()]
-    return ["", "The rest, with what the host says of it:", "", *rest]
+    return ["", "The other acts, with the host's reason:", "", *rest]
 
 
 def _benches(result: dict[str, dict[str, Any]]) -> list[str]:
