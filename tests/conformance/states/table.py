@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,10 @@ from tests.conformance.states.classify import Row, compiled, rows
 
 PAGE = paths.CHECKOUT / "docs" / "states.md"
 BEGIN, END = "<!-- states: made by `python -m tests.conformance.states.table --write` -->", "<!-- end of states -->"
+SOCKET = re.compile(
+    r"options_(?P<family>\w+?)_"
+    r"(?P<state>new|bound|pair|client|server|listening|inherited|unread|(?:both_|peer_)?shut|peer_closed)"
+)
 OUTCOMES = {"impossible": "Impossible", "refused": "Refused", "named": "Not compared"}
 
 
@@ -38,9 +43,33 @@ def table(listed: Sequence[Row]) -> str:
             lines += [
                 f"- {outcome}: {item}" for item in _by_reason(row for row in rows_of_group if row.promise.kind == kind)
             ]
-        if restored := [f"`{row.name}`" for row in rows_of_group if row.promise.kind == "restored"]:
-            lines.append(f"- Restored: {', '.join(restored)}.")
+        if restored := [row.name for row in rows_of_group if row.promise.kind == "restored"]:
+            lines.append(f"- Restored: {', '.join(f'`{name}`' for name in _braced(restored))}.")
     return "\n".join(lines)
+
+
+def _braced(names: Iterable[str]) -> list[str]:
+    """Names of sockets with every option joined as a shell would expand them, the others as they are.
+
+    >>> _braced(["options_tcp_new", "options_tcp6_new", "options_tcp_bound", "options_tcp6_bound", "lease"])
+    ['options_{tcp,tcp6}_{new,bound}', 'lease']
+    """
+    states: dict[str, list[str]] = {}
+    others = []
+    for name in names:
+        if socket := SOCKET.fullmatch(name):
+            states.setdefault(socket["family"], []).append(socket["state"])
+        else:
+            others.append(name)
+    families: dict[tuple[str, ...], list[str]] = {}
+    for family, found in states.items():
+        families.setdefault(tuple(found), []).append(family)
+    joined = [f"options_{_alternatives(item)}_{_alternatives(found)}" for found, item in families.items()]
+    return joined + others
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
 
 
 def _by_reason(listed: Iterable[Row]) -> Iterator[str]:
