@@ -14,9 +14,9 @@ class PlaySettings(BatchSettings, frozen=True, kw_only=True):
 
     seed: int = 0  # of everything that is drawn
     sampling: Sampling = Sampling()  # of answers
-    failed_reward: float | None = None  # of what a reward function raises on; None: its prompt fails, and is counted
-    effects: EffectRules | None = None  # table [effects]: what trajectories must not do, see rollout.decide.effects
-    visit: KeepPlan = KeepPlan()  # table [visit]: states to visit later, see rollout.decide.keeping
+    failed_reward: float | None = None  # where a reward function raises; else the prompt fails
+    effects: EffectRules | None = None  # what trajectories must not do
+    visit: KeepPlan = KeepPlan()  # states to visit later
 
 
 class RolloutConfig(PlaySettings, frozen=True, kw_only=True):

@@ -27,15 +27,15 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engines: Annotated[int, msgspec.Meta(ge=1, le=64)] = (
         1  # servers that the run starts: on its machine, or as parts of a job
     )
-    urls: list[str] = []  # or servers that others run; they must be able to read the run's weights
-    hardware: list[str] = []  # of each of these, such as "H20": see rollout.decide.engines.affinity
-    slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # requests at once, of each server
+    urls: list[str] = []  # servers run by others, which can read the run's weights
+    hardware: list[str] = []  # of each url, such as "H20"
+    slots: Annotated[int, msgspec.Meta(ge=1)] = 64  # concurrent requests of each server
     threads: Annotated[int, msgspec.Meta(ge=1)] = 1  # of each server that the run starts
-    transfer: bool = False  # vLLM on GPUs: its workers write changes of weights in place
-    dtype: Dtype = "auto"  # what servers compute in; auto: vLLM on a GPU in bfloat16, all others in float32
+    transfer: bool = False  # vLLM on GPUs writes changes of weights in place
+    dtype: Dtype = "auto"  # auto: vLLM on a GPU in bfloat16, all others in float32
     parallel: Annotated[int, msgspec.Meta(ge=1)] = 1  # GPUs of each vLLM server
-    gpus: list[list[int]] = []  # of each server that the run starts, as nvidia-smi counts; else those that are free
-    options: dict[str, Any] = {}  # of vLLM's servers, as its command line names them: {gpu_memory_utilization = 0.8}
+    gpus: list[list[int]] = []  # of each server, as nvidia-smi counts; else free ones
+    options: dict[str, Any] = {}  # of vLLM's command line: {gpu_memory_utilization = 0.8}
 
     def __post_init__(self) -> None:
         check_options(self.options)
@@ -81,7 +81,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     sizing: str = ""  # why so many sandboxes at once, such a pace, so nice
     handover: bool = False  # the trainer works on the engines' machines: see rollout.decide.engines.handover
     share: SharePlan | None = None  # whom it takes turns with on the same machines: see rollout.service.phases
-    scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # reward functions that run at once
+    scorers: Annotated[int, msgspec.Meta(ge=1)] = 2  # concurrent reward functions
     rewards: list[RewardPlan] = []  # by which episodes are scored; empty: by that of their environment
     faults: int = 0  # sandboxes killed on purpose in the second half of the steps, about
 

@@ -15,13 +15,13 @@ import msgspec
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """# Settings of a run
 
-Made by `python scripts/settings.py --write` from the structs that hold types, bounds and defaults (`trainer/config.py`, `trainer/settings.py`). Each is a key of the TOML file, in the table that its path names, and `key=value` on the command line; those in no table are options too (`--held-out 64`, `--stream`):
+Made by `python scripts/settings.py --write` from `trainer/config.py`. Each setting is a key of the TOML file, in the table that its path names, and `key=value` on the command line; those in no table are options too (`--held-out 64`, `--stream`):
 
 ```sh
 pagurus train plan.toml objective.preset=dapo objective.clip.high=0.28 optimiser.rate=1e-6 sampling.temperature=0.8
 ```
 
-Where no default stands, the objective's preset decides, or the setting is off. `--dry-run` prints every setting of a run and its resolved objective; the run directory has them in `plan.json`.
+Where no default stands, the objective's preset decides, or the setting is off. Time-outs are in seconds. `--dry-run` prints every setting of a run and its resolved objective; the run directory has them in `plan.json`.
 """  # noqa: E501
 
 
@@ -31,7 +31,7 @@ def page() -> str:
     tables: dict[str, list[str]] = {}
     for path, kind, default, said in rows(TrainConfig):
         table, _, _ = path.rpartition(".")
-        name = f"{path} = {default}" if default else path
+        name = f"{path}={default}" if default else path
         tables.setdefault(table, []).append(f"- `{name}` ({kind}){f': {said}' if said else ''}\n")
     first = "".join(["\n", *tables.pop("", [])])
     return HEAD + first + "".join(f"\n## `[{table}]`\n\n{''.join(lines)}" for table, lines in tables.items())
@@ -71,10 +71,10 @@ def _type(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.LiteralType):
         return ", ".join(map(str, kind.values))
     if isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType):
-        bounds = (("from", kind.ge), ("above", kind.gt), ("to", kind.le), ("below", kind.lt))
+        bounds = (("≥", kind.ge), (">", kind.gt), ("≤", kind.le), ("<", kind.lt))
         name = "integer" if isinstance(kind, msgspec.inspect.IntType) else "number"
-        return " ".join([name, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)])
-    names = {"BoolType": "true or false", "StrType": "text", "CustomType": "path", "DictType": "table"}
+        return " ".join([name, *(f"{sign}{bound:g}" for sign, bound in bounds if bound is not None)])
+    names = {"BoolType": "boolean", "StrType": "text", "CustomType": "path", "DictType": "table"}
     return names.get(type(kind).__name__, "table" if hasattr(kind, "cls") else "list")
 
 

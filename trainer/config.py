@@ -48,43 +48,43 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
     """What `pagurus train` takes, beside what it has in common with its rollout. Keys of the TOML file are these
     names, and so are the options of the command line."""
 
-    task: Path  # directory or file of an environment; of a mixture the first
-    mixture: tuple[MixturePart, ...] = ()  # tables [[mixture]] of task, name, weight, rows
-    rewards: tuple[RewardPlan, ...] = ()  # tables [[rewards]] of name, function or url or model, weight, options
+    task: Path  # directory or file of an environment
+    mixture: tuple[MixturePart, ...] = ()  # tables of task, name, weight, rows
+    rewards: tuple[RewardPlan, ...] = ()  # tables of name, function or url or model, weight, options
     curriculum: Path | None = None  # a Python file whose `weights(outcomes)` chooses among them
-    model: Path | None = None  # the policy to begin with, instead of the task's own: a Hugging Face directory
-    engine: str = "embedded"  # what serves the policy: embedded or vllm
+    model: Path | None = None  # the first policy: a Hugging Face directory; else the task's own
+    engine: str = "embedded"  # embedded or vllm
     pool: PoolPlan = PoolPlan()  # table [pool]: how many of them, or their urls
-    steps: Count = 9  # of the optimiser; of a resumed run a new number of them
-    concurrency: Count | None = None  # sandboxes at once; None: by the cores that are free, see trainer.sizing
+    steps: Count = 9  # of the optimiser; a resumed run may change it
+    concurrency: Count | None = None  # concurrent sandboxes; else by idle cores
     held_out: Count = 112  # episodes of each evaluation
-    held_share: Share = SHARE  # of rows and tasks that is held out for them; 0: they play what is trained on
-    evaluate_every: Natural = 0  # steps between evaluations while it learns; 0: before and after only
+    held_share: Share = SHARE  # of rows and tasks, held out; 0: evaluate on training data
+    evaluate_every: Natural = 0  # steps between evaluations; 0: before and after only
     evaluation: EvaluationSettings = EvaluationSettings()  # how their episodes are played
-    suites: tuple[SuitePlan, ...] = ()  # tables [[suites]] of name, task, episodes, samples: evaluated on as well
+    suites: tuple[SuitePlan, ...] = ()  # tables of name, task, episodes, samples to evaluate on
     objective: ObjectiveSettings = ObjectiveSettings()  # what is learned; or the name of a preset
     optimiser: OptimiserSettings = OptimiserSettings()
-    staleness: Natural | Literal["auto"] = 1  # trainer version minus oldest policy version of a trajectory, at most
-    handover: bool = False  # engines rest while the last answers come: docs/scheduling/rollpacker.md
-    share: SharePlan | None = None  # table [share]: take turns with other runs on the same machines
+    staleness: Natural | Literal["auto"] = 1  # maximum of trainer version minus oldest policy version
+    handover: bool = False  # docs/scheduling/rollpacker.md
+    share: SharePlan | None = None  # time-slice machines with other runs
     sampling: Sampling = TABLES["sampling"]  # of answers
     template: dict[str, Any] = {}  # for the chat template: {enable_thinking = false}
     timeouts: TimeoutSettings = TimeoutSettings()
     max_length: Count = 1024  # tokens of a trajectory
-    max_observation: int | None = None  # tokens of one observation, cut in the middle beyond; None: half of max_length
-    visit: KeepPlan = KeepPlan(trajectories=16)  # table [visit]: states to visit later, see rollout.decide.keeping
-    versions: Natural = 3  # of the weights, the newest so many, that stay to be evaluated; 0: all
-    ranks: Count = 1  # processes that share the steps, with GPUs one for each; of a resumed run a new number of them
-    gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; empty: those that are free
-    stream: bool = False  # compute gradients of groups while their batch is sampled; sums then come in any order
-    bf16: bool = False  # compute in half precision with fp32 weights
-    lora: Natural = 0  # rank of adapters that are trained instead of the weights; 0: the weights
+    max_observation: int | None = None  # tokens, cut in the middle beyond; else half of max_length
+    visit: KeepPlan = KeepPlan(trajectories=16)  # states to visit later
+    versions: Natural = 3  # of the weights that stay, the newest; 0: all
+    ranks: Count = 1  # processes that share the steps, one GPU each; a resumed run may change it
+    gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; else free ones
+    stream: bool = False  # compute gradients while the batch is sampled, in any order
+    bf16: bool = False  # half precision with fp32 weights
+    lora: Natural = 0  # rank of adapters; 0: train the weights
     recompute: bool = False  # activations, for long trajectories
-    offload: bool = False  # keep shards and the optimiser's state in the host's memory
-    pace: NotNegative | None = None  # seconds per answer, at least; 0: as fast as the engine can
-    trackers: tuple[str, ...] = ("tensorboard",)  # also wandb and mlflow, where they are installed
-    faults: Natural = 0  # sandboxes killed on purpose in the second half, about
-    scorers: Count = 2  # reward functions that run at once
+    offload: bool = False  # shards and optimiser state in host memory
+    pace: NotNegative | None = None  # minimum seconds per answer
+    trackers: tuple[str, ...] = ("tensorboard",)  # also wandb, mlflow
+    faults: Natural = 0  # sandboxes killed in the second half, about
+    scorers: Count = 2  # concurrent reward functions
     image: str | None = None  # instead of the environment's
     out: Path = Path("runs")
     resume: Path | None = None

@@ -103,7 +103,7 @@ class Learner:
         self.trained = [parameter for parameter in scorer.parameters() if parameter.requires_grad]
         critic_rate = 0.0 if objective.value is None else objective.value.rate
         self.optimisers = optimisers.make(scorer, self.settings, critic_rate=critic_rate)
-        self.critic_only = False  # steps in which the value head alone learns
+        self.critic_only = False  # steps in which only the critic learns
         if reference is None and objective.advantage.baseline == "teacher":
             raise TrainerFailed("distillation needs a teacher", hint="set objective.teacher = DIRECTORY")
         if objective.kl is not None and reference is None:

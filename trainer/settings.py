@@ -49,27 +49,27 @@ class KLSettings(Table, frozen=True, kw_only=True):
     beta: NotNegative | None = None  # coefficient; 0: no term, and no reference model
     kind: Literal["k1", "k2", "k3"] | None = None  # estimator
     place: Literal["loss", "reward"] | None = None  # a term of the loss, or taken from the reward
-    weighted: bool = False  # in the loss: times the ratio, which makes the estimate unbiased off-policy
+    weighted: bool = False  # times the ratio: unbiased off-policy
 
 
 class AdvantageSettings(Table, frozen=True, kw_only=True):
     baseline: Baseline | None = None  # what is subtracted
     scale: Literal["none", "group", "within_groups", "batch"] | None = None  # what the rest is divided by
-    credit: Literal["episode", "turns"] | None = None  # turns: a token earns what its turn and later ones are rewarded
+    credit: Literal["episode", "turns"] | None = None  # turns: a token earns its turn's and later rewards
     discount: Fraction | None = None  # gamma, with a critic
     trace: Fraction | None = None  # lambda of generalised advantage estimation
 
 
 class CriticSettings(Table, frozen=True, kw_only=True):
     coefficient: NotNegative | None = None  # of the loss of values
-    range: Positive | None = None  # values are clipped so far around what they were
-    rate: NotNegative = 0.0  # learning rate of the value head; 0: that of the policy
-    warm_up: Natural = 0  # steps in which the value head alone learns
+    range: Positive | None = None  # clip of value changes
+    rate: NotNegative = 0.0  # learning rate; 0: the policy's
+    warm_up: Natural = 0  # steps in which only the critic learns
 
 
 class OverlongSettings(Table, frozen=True, kw_only=True):
-    filter: bool = False  # episodes that were cut bear no gradient; their rewards stay in their group
-    penalty: NotNegative = 0.0  # taken from the reward of an episode of `limit` sampled tokens or more (DAPO)
+    filter: bool = False  # cut episodes bear no gradient; their rewards stay in the group
+    penalty: NotNegative = 0.0  # subtracted from `limit` sampled tokens on (DAPO)
     limit: Natural = 0  # tokens
     buffer: Natural = 0  # tokens before `limit` over which the penalty grows
 
@@ -96,16 +96,16 @@ class ObjectiveSettings(Table, frozen=True, kw_only=True):
     kl: KLSettings = KLSettings()
     entropy: NotNegative = 0.0  # coefficient of a bonus for entropy
     critic: CriticSettings = CriticSettings()
-    drop_silent: bool | None = None  # groups whose rewards are all equal do not count in the mean
+    drop_silent: bool | None = None  # leave out groups with equal rewards
     corrections: list[str | CorrectionSettings] = []  # for data of other policies
     overlong: OverlongSettings = OverlongSettings()
-    teacher: str = ""  # directory of the model that `distill` learns from, with the policy's tokenizer
+    teacher: str = ""  # model directory for `distill`, with the policy's tokenizer
 
 
 class OptimiserSettings(Table, frozen=True, kw_only=True):
     """The table ``[optimiser]``."""
 
-    kind: Literal["adamw", "muon", "adamw8bit"] = "adamw"  # muon: matrices of layers, the rest by AdamW
+    kind: Literal["adamw", "muon", "adamw8bit"] = "adamw"  # muon: matrices; the rest by AdamW
     rate: Positive = 2e-4  # learning rate
     betas: tuple[Decay, Decay] = (0.9, 0.95)  # of AdamW
     epsilon: Positive = 1e-8  # of AdamW
@@ -116,7 +116,7 @@ class OptimiserSettings(Table, frozen=True, kw_only=True):
     warm_up: Natural = 0  # steps in which it rises first
     final_share: Fraction = 0.05  # of the rate, reached at the last step
     budget: Count = 8192  # tokens of a micro-batch
-    updates: Count = 1  # optimiser steps of a batch, each on a part of its groups
+    updates: Count = 1  # optimiser steps per batch
 
     def rate_at(self, step: int, steps: int) -> float:
         """Of optimiser step number `step`, counted from 0, of `steps`."""
@@ -133,11 +133,11 @@ class OptimiserSettings(Table, frozen=True, kw_only=True):
 class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):
     """The table ``[timeouts]``, in seconds: after these what waits gives up, or names who does not answer."""
 
-    refused: Positive = 900.0  # for which host or engine may refuse everything
-    host: Positive = 300.0  # for which a run that has begun waits for its host
-    rollout: Positive = 300.0  # for which the trainer waits for a rollout that is away
-    rank_silent: Positive = 30.0  # until a rank that is stopped is named
-    rank_stuck: Positive = 300.0  # until a rank that hangs in one micro-batch is named
+    refused: Positive = 900.0  # of a host or engine that refuses everything
+    host: Positive = 300.0  # that a running run waits for its host
+    rollout: Positive = 300.0  # that the trainer waits for a rollout
+    rank_silent: Positive = 30.0  # until a stopped rank is named
+    rank_stuck: Positive = 300.0  # until a rank that hangs is named
     collective: Positive = 600.0  # of one exchange between ranks
 
 
@@ -148,10 +148,10 @@ class EvaluationSettings(Table, frozen=True, kw_only=True):
     top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
     top_k: Natural | None = None
     max_tokens: Count | None = None  # of an answer
-    samples: Count = 1  # episodes of each held-out seed; more than 1 also gives pass@k
-    background: bool = False  # during training, by an engine of its own
+    samples: Count = 1  # episodes of each seed; more than 1 also gives pass@k
+    background: bool = False  # during training, by its own engine
     concurrency: Count = 4  # sandboxes at once of those
-    best: str = ""  # a figure of evaluations, as reward_held_out: the version with the greatest stays in RUN/best
+    best: str = ""  # a metric such as reward_held_out: its best version stays in RUN/best
 
     def of(self, sampling: Sampling) -> Sampling:
         """What an evaluation samples by, where training samples by `sampling`."""

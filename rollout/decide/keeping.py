@@ -19,9 +19,9 @@ MEGABYTE = 1_000_000
 class KeepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table ``[visit]`` of a run. Example: ``KeepPlan(trajectories=200, disk_mb=20_000)``"""
 
-    trajectories: Natural = 0  # the newest so many, scored ones; 0 keeps none
-    disk_mb: Count = 2000  # that their own checkpoints may take together
-    days: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 7.0  # after the last use of one, the daemon removes it
+    trajectories: Natural = 0  # the newest scored ones; 0: none
+    disk_mb: Count = 2000  # for their own checkpoints
+    days: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 7.0  # until the daemon removes one, after its last use
 
 
 class RetainedRow(msgspec.Struct, frozen=True, array_like=True):

@@ -25,13 +25,13 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: Count = 8  # prompts of a batch
     size: Count = 8  # trajectories of a group
-    extra: Natural = 0  # trajectories of a group beyond `size`, of which the last to finish are ended
-    tail: float = 0.0  # tail batching, for example 1.25: prompts with long answers are played together later
-    tail_resumes: bool = False  # what tail batching puts off resumes instead of restarting
-    over_stale: OverStale = "wait"  # what becomes of trajectories that the trainer overtakes: wait, mask, drop
-    attempts: Count = 3  # failures of a prompt's environment until it is given up
-    starts: Count = 8  # of one trajectory, as far as the host's failures are not what ended it
-    branching: Branching | None = None  # table [branching]: groups as trees, see rollout.decide.branching
+    extra: Natural = 0  # trajectories beyond `size`; the last to finish are ended
+    tail: float = 0.0  # tail batching, for example 1.25
+    tail_resumes: bool = False  # deferred trajectories resume instead of restarting
+    over_stale: OverStale = "wait"  # for trajectories that the trainer overtakes
+    attempts: Count = 3  # failures of its environment until a prompt is given up
+    starts: Count = 8  # of one trajectory, those that the host ended not counted
+    branching: Branching | None = None  # groups as trees
 
 
 class SchedulingRules(BatchSettings, frozen=True, kw_only=True):

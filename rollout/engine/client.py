@@ -40,8 +40,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: list[int] = []
     seed: int | None = None
     ignore_eos: bool = False
-    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0  # of the likeliest tokens only this share; 1: all
-    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # only so many of the likeliest; 0: all
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 1.0  # nucleus sampling; 1: all
+    top_k: Annotated[int, msgspec.Meta(ge=0)] = 0  # 0: all
 
     @property
     def complete(self) -> bool:

@@ -15,8 +15,8 @@ class PhaseTimeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     create: Positive = 300.0  # of a sandbox
     reset: Positive = 120.0  # of an environment
-    generate: Positive = 1800.0  # of one answer, queueing and restarts of the engine included
-    step: Positive = 300.0  # of all turns of a trajectory together, as far as its own commands take them
+    generate: Positive = 1800.0  # of one answer, queueing and engine restarts included
+    step: Positive = 300.0  # of a trajectory's own commands together
     score: Positive = 60.0  # of a reward function
 
 
