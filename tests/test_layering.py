@@ -55,6 +55,8 @@ PURE = [
     "sandbox.content.transfer",
     "sandbox.image.dockerfile",
     "sandbox.sdk.plan",
+    "trainer.distributed.mesh",
+    "trainer.distributed.plans",
 ]
 PURE_PACKAGES = ["coordinator.decide", "rollout.decide"]
 IMPURE = {

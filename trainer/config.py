@@ -30,8 +30,11 @@ from rollout.rewards.weighted import RewardPlan, need_rewards
 from sandbox import durable
 from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.plans import need_cuttable
 from trainer.settings import (
     EvaluationSettings,
+    MeshSettings,
     ObjectiveSettings,
     OptimiserSettings,
     TimeoutSettings,
@@ -75,6 +78,7 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
     visit: KeepPlan = KeepPlan(trajectories=16)  # states to visit later
     versions: Natural = 3  # of the weights that stay, the newest; 0: all
     ranks: Count = 1  # processes that share the steps, one GPU each; a resumed run may change it
+    mesh: MeshSettings = MeshSettings()  # what ranks share
     gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; else free ones
     stream: bool = False  # compute gradients while the batch is sampled, in any order
     bf16: bool = False  # half precision with fp32 weights
@@ -191,6 +195,9 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
             "top_p and top_k sample from another distribution than the policy's, which cannot be learned from",
             hint="set sampling.top_p = 1 and top_k = 0; evaluation.top_p is of evaluations alone",
         )
+    mesh_layout(config)
+    if config.lora and config.mesh.tensor > 1:
+        raise Invalid("adapters are not cut", hint="leave out mesh.tensor, or lora")
     if config.optimiser.kind == "muon" and config.ranks > 1:
         raise Invalid("Muon needs whole matrices, and ranks have shards of them", hint="set ranks = 1, or adamw")
     if config.branching is not None and config.tail:
@@ -201,6 +208,11 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
             hint="lower branching.roots, or raise size",
         )
     return config
+
+
+def mesh_layout(config: TrainConfig) -> MeshLayout:
+    """Of the ranks. Raises Invalid where they do not make up the mesh."""
+    return MeshLayout(ranks=config.ranks, **msgspec.structs.asdict(config.mesh))
 
 
 def _need_evaluation(config: TrainConfig) -> None:
@@ -273,6 +285,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
             f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
         )
     need_model(begin, *environments(config), length=config.max_length)
+    need_cuttable(model_content(begin), mesh_layout(config))
     config = _absolute(config)
     planned = rollout_plan(config, begin)  # refuses a machine with too few GPUs, or too little memory of them
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
@@ -317,13 +330,18 @@ def need_model(directory: Path, *target: type[Environment], length: int = 1) -> 
 
 def _positions(directory: Path) -> int | None:
     """Tokens of the longest sequence that a model directory says it can read, if it says so."""
-    try:
-        content = msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
+    content = model_content(directory)
     text = content.get("text_config") or content
     result = text.get("max_position_embeddings") or text.get("n_positions")
     return result if isinstance(result, int) and result > 0 else None
+
+
+def model_content(directory: Path) -> dict[str, Any]:
+    """The ``config.json`` of a model directory."""
+    try:
+        return msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
 
 
 def unfinished(config: TrainConfig) -> Path | None:

@@ -26,6 +26,7 @@ from trainer.batches.pack import EMPTY, PackedBatch, pack
 from trainer.batches.plan import Family, families, plan
 from trainer.batches.sample import Sample, accepted, episodes
 from trainer.distributed.ranks import ALONE, Ranks
+from trainer.distributed.shard import local, norm_of
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
 from trainer.objectives import (
@@ -191,7 +192,7 @@ class Learner:
                 retained, Credit(sign, ones, BatchCounts(len(retained), len(ones)), needed), self._poll(retained)
             )
         name = self._first_not_finite(gradients=True)
-        bad = self.ranks.sum(torch.tensor([float(name is not None)])).item()
+        bad = self.ranks.any(name is not None)
         name = name or ("another rank's part" if bad else None)  # all ranks say the same, or their halves differ
         self.begin()
         return None if name is None else f"its gradient of {name} is not finite"
@@ -238,7 +239,7 @@ class Learner:
                 gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
             )  # fmt: skip
             loss = self.objective.loss(tokens, self._metrics)
-            (loss * self.ranks.size).backward()  # sharding takes the mean over ranks
+            (loss * self.ranks.averaged).backward()  # sharding takes the mean over ranks
             self._stats.forward_tokens += len(packed.tokens)
             self._stats.padding_tokens += 0 if rows else len(packed.tokens)
 
@@ -251,9 +252,11 @@ class Learner:
             return
         self._metrics.sums[0] /= divisor * self.settings.updates  # the loss; nothing else has shares
         self._done, self._metrics = self._done + self._metrics, Metrics()
-        torch._foreach_mul_(gradients, 1.0 / divisor)
-        norm = nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm)
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        shards = [local(gradient) for gradient in gradients]
+        torch._foreach_mul_(shards, 1.0 / divisor)
+        norm = nn.utils.get_total_norm(shards) if self.ranks.alone else norm_of(gradients, self.ranks)
+        bound = torch.clamp(self.settings.max_norm / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(shards, bound.to(shards[0].device))
         self._stats.grad_norm = float(norm)
         if not torch.isfinite(norm):
             name = self._first_not_finite(gradients=True)
@@ -266,7 +269,7 @@ class Learner:
             optimiser.step()
         self._forget_gradients()
         name = self._first_not_finite(gradients=False)
-        if self.ranks.sum(torch.tensor([float(name is not None)])).item():
+        if self.ranks.any(name is not None):
             raise TrainerFailed(
                 f"{name or 'a weight of another rank'} is not finite after the step, which is not kept",
                 hint="lower the rate, or continue from the last save",
@@ -285,8 +288,8 @@ class Learner:
         return None
 
     def _summary(self) -> Summary:
-        largest = torch.zeros(self.ranks.size, dtype=torch.float64)
-        largest[self.ranks.rank] = self._done.largest
+        largest = torch.zeros(self.ranks.batches, dtype=torch.float64)
+        largest[self.ranks.batch] = self._done.largest
         return Metrics(self.ranks.sum(self._done.sums), float(self.ranks.sum(largest).max())).result()
 
     # ------------------------------------------------------------------ looks without gradients
@@ -327,14 +330,15 @@ class Learner:
         tokens = [sample.tokens for sample in samples]
         lengths = [len(item) for item in tokens]
         if self.scorer.shares:
-            minimum = math.lcm(ranks.size, same) if same > 1 or ranks.size == 1 else SPREAD * ranks.size
+            count = ranks.batches
+            minimum = math.lcm(count, same) if same > 1 or count == 1 else SPREAD * count
             made = families(tokens, [sample.group for sample in samples], budget=settings.budget, minimum=minimum)
         else:
             made = [Family((index,)) for index in range(len(samples))]
         sizes = [one.size(lengths) for one in made]
-        for shared in plan(sizes, budget=settings.budget, ranks=ranks.size, width=self.scorer.width, multiple=same):
+        for shared in plan(sizes, budget=settings.budget, ranks=ranks.batches, width=self.scorer.width, multiple=same):
             self.on_micro_batch()
-            yield [made[number] for number in shared[ranks.rank]]
+            yield [made[number] for number in shared[ranks.batch]]
 
     def _pack(self, samples: list[Sample], made: list[Family]) -> PackedBatch:
         if not samples:
@@ -471,8 +475,3 @@ def _pick(before: _Before, part: list[int]) -> _Before:
         return None if values is None else [values[i] for i in part]
 
     return _Before(of(before.proximal), of(before.reference), of(before.value))
-
-
-def local(values: Tensor) -> Tensor:
-    """This rank's shard of a tensor that is spread over ranks."""
-    return values.to_local() if hasattr(values, "to_local") else values

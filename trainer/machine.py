@@ -88,9 +88,10 @@ def demand(config: TrainConfig, start: Path) -> device_memory.Demand:
     with estimate.ghostly():
         model = empty(start, lora=Lora(rank=config.lora) if config.lora else None)
     total = sum(parameter.numel() for parameter in model.parameters())
-    rank = 0 if config.offload else estimate.resident(model, ranks=config.ranks, optimiser=config.optimiser.kind)
+    sharers = config.ranks // config.mesh.replicate
+    rank = 0 if config.offload else estimate.resident(model, ranks=sharers, optimiser=config.optimiser.kind)
     if build(config.objective).kl is not None and not config.offload:
-        rank += estimate.FP32 * total // config.ranks  # of the reference model
+        rank += estimate.FP32 * total // sharers  # of the reference model
     pool = config.pool
     options = {name.replace("-", "_"): value for name, value in pool.options.items()}
     half = pool.dtype in ("bfloat16", "float16") or (pool.dtype == "auto" and config.engine == "vllm")

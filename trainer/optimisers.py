@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from sandbox.errors import Invalid
 from trainer.settings import OptimiserSettings
@@ -69,4 +70,8 @@ def _adamw(groups: list[dict[str, Any]], settings: OptimiserSettings) -> torch.o
             ) from None
         eight: torch.optim.Optimizer = AdamW8bit(groups, **options)
         return eight
-    return torch.optim.AdamW(groups, **options)
+    meshes = {
+        parameter.device_mesh for group in groups for parameter in group["params"] if isinstance(parameter, DTensor)
+    }
+    several = len(meshes) > 1  # then not even on a GPU many parameters at once: they have no mesh in common
+    return torch.optim.AdamW(groups, foreach=False if several else None, **options)

@@ -14,7 +14,8 @@ from rollout.engine import gpus
 from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import TrainConfig, environments, need_model, need_objective
+from trainer.config import TrainConfig, environments, mesh_layout, model_content, need_model, need_objective
+from trainer.distributed.plans import need_cuttable
 from trainer.machine import devices
 from trainer.models.load import empty
 from trainer.objectives import Objective, build
@@ -30,6 +31,7 @@ def preview(config: TrainConfig) -> int:
     if start is None:
         raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
     need_model(start, *environments(config), length=config.max_length)
+    need_cuttable(model_content(start), mesh_layout(config))
     shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")
@@ -65,6 +67,6 @@ def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
             tokens=config.groups * config.size * config.max_length,
             recompute=config.recompute,
             flops=flops,
-            ranks=config.ranks,
+            ranks=config.ranks // config.mesh.replicate,
             bf16=config.bf16,
         )

@@ -31,8 +31,8 @@ from sandbox import durable
 from sandbox.errors import EngineFailed
 from trainer.batches.aside import PutAside
 from trainer.distributed.ranks import ALONE, Ranks
+from trainer.distributed.shard import local
 from trainer.errors import TrainerFailed
-from trainer.learner import local
 from trainer.models.scorer import Scorer
 from trainer.seal import verify_directory, write_manifest
 from trainer.weights import need_finite

@@ -53,9 +53,9 @@ from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
+from trainer.distributed.shard import local
 from trainer.errors import TrainerFailed
 from trainer.evaluation.evaluations import Evaluations
-from trainer.learner import local
 from trainer.models import verify
 from trainer.models.load import published, take
 from trainer.prepare import explain

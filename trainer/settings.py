@@ -130,6 +130,13 @@ class OptimiserSettings(Table, frozen=True, kw_only=True):
         return self.rate * max(self.final_share, 1 - done)
 
 
+class MeshSettings(Table, frozen=True, kw_only=True):
+    """The table ``[mesh]``: what ranks share besides shards. Their product divides the number of ranks."""
+
+    replicate: Count = 1  # copies of the sharded weights
+    tensor: Count = 1  # ranks that share each matrix
+
+
 class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):
     """The table ``[timeouts]``, in seconds: after these what waits gives up, or names who does not answer."""
 

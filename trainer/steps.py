@@ -54,6 +54,7 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         packs=way.packs,
         shares=way.shares,
         settings=config.optimiser,
+        mesh=config.mesh,
         bf16=config.bf16,
         recompute=config.recompute,
         offload=config.offload,

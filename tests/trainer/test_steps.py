@@ -22,10 +22,10 @@ from tests.trainer.test_learner import samples
 from trainer import steps
 from trainer.batches.sample import Sample
 from trainer.distributed.launch import Fleet
+from trainer.distributed.shard import local
 from trainer.distributed.watch import Beat, judge, read
 from trainer.distributed.worker import WorkPlan
 from trainer.errors import RankLost, TrainerFailed
-from trainer.learner import local
 from trainer.models.load import published
 from trainer.prepare import explain
 from trainer.resume import ResumeState, Saves, saves_in

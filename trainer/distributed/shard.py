@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+import math
+from collections.abc import Sequence
+from functools import partial
 
-from trainer.distributed.ranks import Ranks
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.parallel import cut_matrices
+from trainer.distributed.ranks import Ranks, make_meshes
 from trainer.models.scorer import Scorer
 
 
 def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
-    """Spreads the weights over the ranks, in place, layer by layer. Alone it only moves them to the device, unless a
-    group of one was made for `offload` (:func:`trainer.distributed.ranks.here`).
+    """Spreads the weights over the ranks, in place, layer by layer: first over those that share each matrix, then over
+    those that share the copy. Alone it only moves them to the device, unless a group of one was made for `offload`
+    (:func:`trainer.distributed.ranks.here`).
 
     Weights, gradients and the optimiser's state stay in fp32, and weights are gathered in fp32 too: with `scorer.bf16`
     each layer then rounds what it multiplies, as it does alone. Gathered in bf16, which is half of the traffic,
@@ -23,13 +31,44 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
     """
     if ranks.alone and not (offload and dist.is_initialized()):
         return scorer.to(ranks.device)
-    mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+    layout = ranks.layout or MeshLayout(ranks=ranks.size)
+    dense = (ranks.meshes or make_meshes(ranks.device, layout)).dense
     retained = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
     if ranks.device.type == "cuda" and not offload:
         scorer.to(ranks.device)
+    if layout.tensor > 1:
+        cut_matrices(scorer, dense["tensor"])
+    mesh = dense["replicate", "shard"] if layout.replicate > 1 else dense["shard"]
     for module in (*scorer.layers(), scorer):
-        fully_shard(module, mesh=mesh, offload_policy=retained)
+        fully_shard(
+            module, mesh=mesh, offload_policy=retained, shard_placement_fn=partial(_uncut, mesh["shard"].size())
+        )
     return scorer
+
+
+def _uncut(shards: int, parameter: nn.Parameter) -> Shard | None:
+    """Another dimension than the one that a matrix is cut in already, where that is even."""
+    if isinstance(parameter, DTensor) and parameter.placements[0] == Shard(0) and parameter.ndim > 1:
+        return Shard(1) if parameter.shape[1] % shards == 0 else None
+    return None
+
+
+def norm_of(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:
+    """Of all gradients as one vector, in fp32, the same on each rank. A shard that several ranks hold counts once."""
+    total = torch.zeros((), device=ranks.device)
+    for gradient in gradients:
+        holders = ranks.size
+        if isinstance(gradient, DTensor):
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            holders //= math.prod(size for size, placement in sizes if placement.is_shard())
+        total += local(gradient).float().square().sum().to(ranks.device) / holders
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def local(values: Tensor) -> Tensor:
+    """This rank's shard of a tensor that is spread over ranks."""
+    return values.to_local() if isinstance(values, DTensor) else values
 
 
 def complete(scorer: Scorer, ranks: Ranks) -> dict[str, Tensor]:

@@ -36,6 +36,8 @@ from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.aside import described
 from trainer.batches.sample import Probe, Sample, SampleLog
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import complete, shard
 from trainer.distributed.watch import Heart
@@ -47,7 +49,7 @@ from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
 from trainer.objectives import Objective, build
 from trainer.resume import ResumeState, Saves
-from trainer.settings import ObjectiveSettings, OptimiserSettings
+from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
 
 POLL = 0.05  # seconds between looks for the next batch
 
@@ -64,6 +66,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     settings: OptimiserSettings = OptimiserSettings()
     packs: bool = True  # trajectories behind each other; else each by itself: see trainer.models.verify
     shares: bool = True  # and what those of a group begin with alike once
+    mesh: MeshSettings = MeshSettings()
     bf16: bool = False
     recompute: bool = False
     offload: bool = False
@@ -145,6 +148,8 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     objective = plan.chosen
     directory = Path(plan.model)
 
+    need_cuttable(configuration(directory), ranks.layout or MeshLayout())
+
     def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
         model = load(directory, lora=lora, packs=plan.packs)
         made = Scorer(
@@ -162,7 +167,9 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
 def _teacher(plan: WorkPlan, vocabulary: int, ranks: Ranks) -> Scorer:
     """The model that is learned from. It reads the policy's own tokens, so both need one vocabulary."""
     where = Path(plan.objective.teacher)
-    packs = verify(where).packs if not is_plain(configuration(where)) else True
+    content = configuration(where)
+    need_cuttable(content, ranks.layout or MeshLayout())
+    packs = True if is_plain(content) else verify(where).packs
     made = Scorer(load(where, packs=packs), bf16=plan.bf16, packs=packs).requires_grad_(False)
     if made.vocabulary < vocabulary:
         raise Invalid(
@@ -316,7 +323,7 @@ def main(argv: list[str]) -> int:
     with Heart(directory / "beats", rank, owner=plan.owner) as heart:
         if plan.roles:
             _write_down(Path(plan.roles), rank, str(directory / "ranks.log"))
-        ranks = join(timeout=plan.timeout)
+        ranks = join(timeout=plan.timeout, **msgspec.structs.asdict(plan.mesh))
         try:
             RankWorker(plan, ranks, heart.phase).run()
         except (PagurusError, OSError, *FAILURES) as error:

@@ -10,14 +10,16 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from rollout.engine.embedded.model import Qwen3
 from sandbox.errors import Invalid
 from trainer.batches.pack import PackedBatch
 from trainer.models.attention import attend
-from trainer.models.logprobs import logprobs
+from trainer.models.logprobs import VocabularyShare, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Scorer(nn.Module):
         self.packs, self.shares = packs, packs and shares
         self.bf16 = bf16
         self.recompute = recompute
+        self.sharers: dist.ProcessGroup | None = None  # ranks that share each matrix, head and embedding included
         self.critic = nn.Linear(self.width, 1) if critic else None
         if self.critic is not None:
             nn.init.zeros_(self.critic.weight)
@@ -69,6 +72,11 @@ class Scorer(nn.Module):
         """The configuration of the part that reads text."""
         config: Any = self.model.config
         return getattr(config, "text_config", None) or config
+
+    @property
+    def kind(self) -> str:
+        """The `model_type` of its config.json."""
+        return "qwen3" if isinstance(self.model, Qwen3) else str(self._text.model_type)
 
     @property
     def vocabulary(self) -> int:
@@ -97,13 +105,14 @@ class Scorer(nn.Module):
         with torch.autocast(kind, enabled=False):
             if self.bf16:
                 hidden = hidden.to(torch.bfloat16)
-            head = self.head().to(hidden.dtype)
+            head, share = self._own_head()
+            head = head.to(hidden.dtype)
             if (bias := self.bias()) is not None:  # as one more column, of inputs that are 1
                 head = torch.cat([head, bias.to(head.dtype)[:, None]], 1)
                 read = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
             else:
                 read = hidden
-            new, entropy = logprobs(read, head, packed.targets, packed.temperature)
+            new, entropy = logprobs(read, head, packed.targets, packed.temperature, share=share)
             value = (
                 None if self.critic is None else self.critic(hidden.to(self.critic.weight.dtype))[:, 0].float().clone()
             )
@@ -157,3 +166,11 @@ class Scorer(nn.Module):
             return self.model.head_weight
         weight: Tensor = self.model.get_output_embeddings().weight  # type: ignore[operator]
         return weight
+
+    def _own_head(self) -> tuple[Tensor, VocabularyShare | None]:
+        """[V, width], of this rank's tokens where the head is cut."""
+        head = self.head()
+        if not isinstance(head, DTensor) or self.sharers is None:
+            return head, None
+        largest = -(-head.shape[0] // self.sharers.size())
+        return head.to_local(), VocabularyShare(dist.get_rank(self.sharers) * largest, self.sharers, largest)

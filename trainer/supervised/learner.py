@@ -83,7 +83,7 @@ class SupervisedLearner:
             scores = self.scorer(pack(part or [EMPTY], device=self.ranks.device))
             here = imitation(scores.new, torch.full_like(scores.new, 1 / tokens)).sum()
             if learn:
-                (here * self.ranks.size).backward()  # sharding takes the mean over ranks
+                (here * self.ranks.averaged).backward()  # sharding takes the mean over ranks
             loss += float(here.detach())
             right += float(scores.entropy.detach().sum())
         loss, right = self.ranks.sum(torch.tensor([loss, right], dtype=torch.float64)).tolist()
@@ -107,7 +107,7 @@ class SupervisedLearner:
             )  # fmt: skip
             here = item.sum() / len(pairs) * bool(part)
             if learn:
-                (here * self.ranks.size).backward()
+                (here * self.ranks.averaged).backward()
             earned = settings.beta * (ours - theirs).detach()
             margins = earned[::2] - earned[1::2]
             if not part:
@@ -129,8 +129,8 @@ class SupervisedLearner:
         lengths = [sum(len(sample.tokens) for sample in unit) for unit in units]
         ranks, budget, width = self.ranks, self.settings.budget, self.scorer.width
         same = SAME_ROUNDING if self.scorer.bf16 else 1
-        for shared in plan(lengths, budget=budget, ranks=ranks.size, width=width, multiple=same):
-            yield [sample for number in shared[ranks.rank] for sample in units[number]]
+        for shared in plan(lengths, budget=budget, ranks=ranks.batches, width=width, multiple=same):
+            yield [sample for number in shared[ranks.batch] for sample in units[number]]
 
 
 def _sums(values: Tensor, sequence: Tensor, count: int) -> Tensor:

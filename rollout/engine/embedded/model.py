@@ -106,10 +106,13 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.size, config.rms_norm_eps)
 
     def qkv(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """x [..., hidden] -> q [..., H, D], k and v [..., G, D]; q and k normalised and rotated."""
-        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.size)))
-        k = self.k_norm(self.k_proj(x).unflatten(-1, (self.groups, self.size)))
-        v = self.v_proj(x).unflatten(-1, (self.groups, self.size))
+        """x [..., hidden] -> q [..., H, D], k and v [..., G, D]; q and k normalised and rotated.
+
+        Of a matrix that is cut over ranks only this rank's heads come.
+        """
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (-1, self.size)))
+        k = self.k_norm(self.k_proj(x).unflatten(-1, (-1, self.size)))
+        v = self.v_proj(x).unflatten(-1, (-1, self.size))
         return rotate(q, rope), rotate(k, rope), v
 
 

@@ -1,0 +1,111 @@
+"""Ranks that compare a model that is cut with the same one whole. Not a test module."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainer.batches.pack import PackedBatch, pack
+from trainer.batches.sample import Sample
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.ranks import Ranks, leave, make_meshes
+from trainer.distributed.shard import norm_of, shard
+from trainer.models.load import load
+from trainer.models.scorer import Scorer
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshCase:
+    """Model directories, cut over `ranks` by these sizes of the mesh."""
+
+    directories: list[str]
+    ranks: int
+    sizes: dict[str, int]
+    recompute: bool = False
+
+
+def joined(rank: int, case: MeshCase, rendezvous: str) -> Ranks:
+    """One rank of the group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=case.ranks)
+    layout = MeshLayout(ranks=case.ranks, **case.sizes)
+    return Ranks(rank, case.ranks, CPU, layout, make_meshes(CPU, layout))
+
+
+def spawn(target: Callable[..., None], case: MeshCase, home: Path) -> None:
+    """Runs `target(rank, case, rendezvous)` on each rank; raises where one fails."""
+    context = multiprocessing.get_context("spawn")
+    rendezvous = str(home / "rendezvous")
+    processes = [context.Process(target=target, args=(rank, case, rendezvous)) for rank in range(case.ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+    for process in processes:
+        process.kill()  # one that waits for ever
+    assert [process.exitcode for process in processes] == [0] * case.ranks
+
+
+def micro_batch(number: int, vocabulary: int) -> PackedBatch:
+    """Three trajectories, two of which begin alike, and a different number of tokens for each `number`."""
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(3, vocabulary, (64,), generator=generator).tolist()
+    lists = [tokens[:9] + tokens[20:26], tokens[:9] + tokens[30 : 35 + number], tokens[40 : 53 + number]]
+    made = [
+        Sample(tokens=item, mask=[0] * 4 + [1] * (len(item) - 4), logprobs=[-1.0] * len(item), temperature=0.8)
+        for item in lists
+    ]
+    return pack(made, [(2, 9), (1, 0)])
+
+
+def loss_of(scorer: Scorer, packed: PackedBatch) -> tuple[Tensor, Tensor]:
+    """Scores [2, T], and a sum in which each has a weight of its own."""
+    scores = scorer(packed)
+    both = torch.stack([scores.new, scores.entropy])
+    weights = torch.linspace(-1.0, 2.0, both.numel()).view_as(both)
+    return both, (both * weights).sum()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def compare(rank: int, case: MeshCase, rendezvous: str) -> None:
+    """Scores and gradients of all micro-batches of a round, cut and whole."""
+    ranks = joined(rank, case, rendezvous)
+    for directory in case.directories:
+        compare_model(Path(directory), case, ranks)
+    leave()
+
+
+def compare_model(directory: Path, case: MeshCase, ranks: Ranks) -> None:
+    expected = Scorer(load(directory))
+    cut = shard(Scorer(load(directory), recompute=case.recompute), ranks)
+    total, scores = torch.zeros(()), {}
+    for number in range(ranks.batches):
+        scores[number], loss = loss_of(expected, micro_batch(number, expected.vocabulary))
+        total = total + loss
+    total.backward()
+    got, loss = loss_of(cut, micro_batch(ranks.batch, cut.vocabulary))
+    (loss * ranks.averaged).backward()
+    assert torch.allclose(got, scores[ranks.batch], rtol=1e-5, atol=1e-5), (got - scores[ranks.batch]).abs().max()
+    gradients = {name: parameter.grad for name, parameter in expected.named_parameters() if parameter.grad is not None}
+    assert gradients
+    for name, parameter in cut.named_parameters():
+        if (ours := parameter.grad) is None:
+            assert name not in gradients, name
+            continue
+        difference = (whole(ours) - gradients[name]).norm()
+        assert difference <= 1e-5 * gradients[name].norm() + 1e-7, (name, difference, gradients[name].norm())
+    norm = norm_of([parameter.grad for parameter in cut.parameters() if parameter.grad is not None], ranks)
+    exact = torch.nn.utils.get_total_norm(list(gradients.values()))
+    assert torch.allclose(norm, exact, rtol=1e-5), (norm, exact)

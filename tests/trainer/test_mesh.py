@@ -1,0 +1,131 @@
+"""A mesh of ranks: what is refused, and that scores and gradients of a model that is cut are the whole model's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+from sandbox.errors import Invalid
+from tests.support.families import build
+from tests.support.meshes import MeshCase, compare, spawn
+from tests.support.small_model import CONFIG
+from tests.trainer.test_distributed import alone, near, plan, record
+from trainer.distributed.launch import Fleet
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.plans import PLANS, cuts, need_cuttable, plan_of
+from trainer.errors import TrainerFailed
+from trainer.models.load import configuration, load
+from trainer.settings import MeshSettings, OptimiserSettings
+
+DENSE = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96,
+         "vocab_size": 101}  # fmt: skip
+EVEN = replace(CONFIG, num_attention_heads=4, num_key_value_heads=2, head_dim=6, vocab_size=41)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batches", "averaged", "of_rank"),
+    [
+        ({"ranks": 1}, 1, 1, [0]),
+        ({"ranks": 3}, 3, 3, [0, 1, 2]),
+        ({"ranks": 4, "tensor": 2}, 2, 2, [0, 0, 1, 1]),
+        ({"ranks": 4, "replicate": 2}, 4, 4, [0, 1, 2, 3]),
+        ({"ranks": 8, "replicate": 2, "tensor": 4}, 2, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
+    ],
+)
+def test_a_layout_says_who_works_on_what(
+    sizes: dict[str, int], batches: int, averaged: int, of_rank: list[int]
+) -> None:
+    layout = MeshLayout(**sizes)
+    assert (layout.batches, layout.averaged) == (batches, averaged)
+    assert [layout.batch_of(rank) for rank in range(layout.ranks)] == of_rank
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"ranks": 2, "tensor": 4}, "does not divide 2 ranks"),
+        ({"ranks": 6, "replicate": 2, "tensor": 2}, "does not divide 6 ranks"),
+    ],
+)
+def test_sizes_that_do_not_make_up_the_ranks_are_refused(sizes: dict[str, int], reason: str) -> None:
+    with pytest.raises(Invalid, match=reason):
+        MeshLayout(**sizes)
+
+
+@pytest.mark.parametrize(
+    ("content", "sizes", "reason"),
+    [
+        ({"model_type": "gemma2"}, {"tensor": 2}, "no plan cuts models of type gemma2"),
+        (DENSE | {"num_attention_heads": 7}, {"tensor": 2}, "num_attention_heads is 7, mesh.tensor 2"),
+        (DENSE, {"tensor": 4}, "num_key_value_heads is 2, mesh.tensor 4"),
+        (DENSE | {"intermediate_size": 97}, {"tensor": 2}, "intermediate_size is 97"),
+        (DENSE | {"vocab_size": 3}, {"tensor": 2}, "the vocabulary is too small"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_is_refused(content: dict[str, Any], sizes: dict[str, int], reason: str) -> None:
+    layout = MeshLayout(ranks=8, **sizes)
+    with pytest.raises(Invalid, match=reason):
+        need_cuttable(content, layout)
+    need_cuttable(content, MeshLayout(ranks=8))
+
+
+def test_a_plan_names_every_parameter_of_its_family(tmp_path: Path) -> None:
+    for family, plan_ in PLANS.items():
+        model = load(build(family, tmp_path / family))
+        made = cuts(plan_, [name for name, _ in model.named_parameters()])
+        assert set(made.values()) >= {"columns", "rows", "vocabulary", "complete"}, family
+    with pytest.raises(Invalid, match=r"does not name model.layers.0.pre_feedforward_layernorm.weight"):
+        cuts(plan_of("llama"), ["model.norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"])
+
+
+def test_matrices_that_are_cut_compute_what_whole_ones_do(tmp_path: Path) -> None:
+    directories = [str(build(family, tmp_path / family)) for family in ("llama", "qwen3", "qwen2", "mistral")]
+    spawn(compare, MeshCase(directories=directories, ranks=2, sizes={"tensor": 2}), tmp_path)
+
+
+@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "replicate": 2}])
+def test_matrices_copies_and_shards_at_once(sizes: dict[str, int], tmp_path: Path) -> None:
+    directories = [str(odd(tmp_path / "odd")), str(build("llama", tmp_path / "llama"))]
+    spawn(compare, MeshCase(directories=directories, ranks=4, sizes=sizes, recompute=True), tmp_path)
+
+
+def odd(directory: Path, config: ModelConfig = EVEN) -> Path:
+    """A policy with a tied head, whose vocabulary is of an odd size."""
+    made = Qwen3(config)
+    made.initialise(0)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    save_model(made, directory)
+    return directory
+
+
+def test_a_run_goes_on_with_another_mesh_and_the_same_weights(tmp_path: Path) -> None:
+    odd(tmp_path / "base")
+    settings = OptimiserSettings(rate=1e-2, budget=64, epsilon=1e-2)  # no step of a size that rounding decides
+    meshes = [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 2, "replicate": 2})]
+    expected = alone(tmp_path, settings=settings, steps=len(meshes))
+    before: dict[str, torch.Tensor] = {}
+    for step, (ranks, sizes) in enumerate(meshes, 1):
+        made = plan(tmp_path, "changing", settings=settings, steps=len(meshes), mesh=MeshSettings(**sizes))
+        with Fleet(made, ranks=ranks) as fleet:
+            if before:  # handed over again by those that read the save
+                fleet.wait(step - 1)
+                again = fleet.weights(step - 1)
+                assert again.keys() == before.keys() and all(torch.equal(again[name], before[name]) for name in again)
+            record(fleet, step, since=step - 1)
+            assert fleet.wait(step).saved
+            before = fleet.weights(step)
+    assert near(before, expected)
+
+
+def test_ranks_say_why_they_cannot_cut_a_model(tmp_path: Path) -> None:
+    with Fleet(plan(tmp_path, "odd", mesh=MeshSettings(tensor=2)), ranks=2) as fleet:
+        assert configuration(tmp_path / "base")["num_key_value_heads"] == 1
+        with pytest.raises(TrainerFailed, match=r"num_key_value_heads is 1, mesh.tensor 2"):
+            fleet.wait(1)
