@@ -26,6 +26,7 @@ SOCKET = re.compile(
     r"options_(?P<family>\w+?)_"
     r"(?P<state>new|bound|pair|client|server|listening|inherited|unread|(?:both_|peer_)?shut|peer_closed)"
 )
+JOINED = 3  # names that begin alike
 OUTCOMES = {"impossible": "Impossible", "refused": "Refused", "named": "Not compared"}
 
 
@@ -49,23 +50,30 @@ def table(listed: Sequence[Row]) -> str:
 
 
 def _braced(names: Iterable[str]) -> list[str]:
-    """Names of sockets with every option joined as a shell would expand them, the others as they are.
+    """Names joined as a shell would expand them: of sockets with every option by family and state, others by word.
 
     >>> _braced(["options_tcp_new", "options_tcp6_new", "options_tcp_bound", "options_tcp6_bound", "lease"])
     ['options_{tcp,tcp6}_{new,bound}', 'lease']
+    >>> _braced(["limit_core", "limit_data", "limit_stack", "lock_posix", "lock_shared"])
+    ['limit_{core,data,stack}', 'lock_posix', 'lock_shared']
     """
     states: dict[str, list[str]] = {}
-    others = []
+    others: dict[str, list[str]] = {}
     for name in names:
         if socket := SOCKET.fullmatch(name):
             states.setdefault(socket["family"], []).append(socket["state"])
         else:
-            others.append(name)
+            others.setdefault(name.partition("_")[0], []).append(name)
     families: dict[tuple[str, ...], list[str]] = {}
     for family, found in states.items():
         families.setdefault(tuple(found), []).append(family)
     joined = [f"options_{_alternatives(item)}_{_alternatives(found)}" for found, item in families.items()]
-    return joined + others
+    for word, same in others.items():
+        if len(same) < JOINED or word in same:
+            joined += same
+        else:
+            joined.append(f"{word}_{_alternatives([name.removeprefix(f'{word}_') for name in same])}")
+    return joined
 
 
 def _alternatives(names: Sequence[str]) -> str:
@@ -73,10 +81,10 @@ def _alternatives(names: Sequence[str]) -> str:
 
 
 def _by_reason(listed: Iterable[Row]) -> Iterator[str]:
-    """The states with the same reason, each with how it is made, before that reason."""
+    """What makes the states with the same reason, before that reason."""
     reasons: dict[str, list[str]] = {}
     for row in listed:
-        reasons.setdefault(row.promise.reason, []).append(f"`{row.name}` ({row.how})" if row.how else f"`{row.name}`")
+        reasons.setdefault(row.promise.reason, []).append(row.how or f"`{row.name}`")
     yield from (f"{', '.join(states)}: *{reason}*" for reason, states in reasons.items())
 
 
