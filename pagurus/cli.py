@@ -73,7 +73,7 @@ VERBS = {
     "cancel": Verb("training.jobs", "End jobs, or take them out of the queue."),
     "rollouts": Verb("training.rollouts", "What the rollouts of a run do, did, and why they wait."),
     "weights": Verb("training.weights", "The published versions of a run's policy."),
-    "simulate": Verb("training.simulate", "Run a scheduling scenario on a virtual clock."),
+    "simulate": Verb("training.simulate", "Run a scheduling scenario, or the plan of a large run, on a virtual clock."),
 }
 
 

@@ -30,6 +30,7 @@ class StepCosts:
     per_sequence: float = 0.0  # seconds that each answer adds to it
     prefill: float = float("inf")  # tokens per second
     slots: int = 256  # answers at once; further requests wait
+    exclusive: bool = False  # nothing is sampled while a prompt is read: both need the same processors
 
     def step(self, answers: int) -> float:
         return self.base + self.per_sequence * answers
@@ -98,8 +99,10 @@ class SimulatedEngine:
             request = self._waiting.popleft()
             if request.cancelled:
                 continue
+            self._advance()
             self._reading.append(request)
             if len(self._reading) == 1:
+                self._plan_next()
                 self._read()
 
     def _read(self) -> None:
@@ -111,23 +114,28 @@ class SimulatedEngine:
             self._was_read()
 
     def _was_read(self) -> None:
+        self._advance()
         request = self._reading.popleft()
         if not request.cancelled:
-            self._advance()
             request.end = self._position + max(request.tokens, 1e-9)
             self._order += 1
             heapq.heappush(self._ends, (request.end, self._order, request))
             self._sampling += 1
-            self._plan_next()
+        self._plan_next()
+        if not request.cancelled:
             request.read()
         if self._reading:
             self._read()
         self._admit()
 
+    @property
+    def _paused(self) -> bool:
+        return self.rates.exclusive and bool(self._reading)
+
     def _advance(self) -> None:
         """Up to now."""
         passed = self.clock.now - self._since
-        if self._sampling:
+        if self._sampling and not self._paused:
             more = passed / self.rates.step(self._sampling)
             self._position += more
             self.tokens += more * self._sampling
@@ -138,7 +146,7 @@ class SimulatedEngine:
         while self._ends and self._ends[0][2].cancelled:
             heapq.heappop(self._ends)
         self._plan += 1
-        if self._ends:
+        if self._ends and not self._paused:
             plan, left = self._plan, max(0.0, self._ends[0][0] - self._position)
             self.clock.after(left * self.rates.step(self._sampling), lambda: self._ended(plan))
 

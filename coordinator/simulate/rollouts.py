@@ -61,6 +61,8 @@ class Plan:
     drift: Callable[[int], float] = lambda step: 0.0  # what a version of lag costs: a sample weighs exp(-drift * lag)
     bound: Bound | None = None  # chooses how far rollouts run ahead; `rules.staleness` is how far they may
     place: Mapping[str, str] = field(default_factory=dict)  # kinds that go to one hardware each, whatever they cost
+    routing: RoutingRules = field(default_factory=RoutingRules)
+    recompute: bool = False  # after a new version a trajectory's next turn reads all of it again
     until: float = math.inf  # seconds; the run ends then, whatever is left
     barrier: Barrier = "none"
     """`turn`: all trajectories of a batch take their turns in step, as engines with one call for a whole batch do.
@@ -77,6 +79,7 @@ class Came:
     long_rounds: int = 0
     tokens: float = 0.0  # of trajectories that were trained
     sampled: float = 0.0  # by the engines, also for trajectories that were ended
+    read: float = 0.0  # tokens that engines read: prompts, and what they had of no turn before
     accepted: list[float] = field(default_factory=list)  # tokens of each trained trajectory
     busy_share: float = 0.0  # of the engines' time
     effective: float = 0.0  # trajectories that were trained, each by its weight
@@ -256,6 +259,10 @@ class RolloutSimulation:
 
     def _trained(self) -> None:
         self.version, self.training, self.requested_at = self.version + 1, False, self.clock.now
+        if self.plan.recompute:
+            for group in self.groups.values():
+                for member in filter(None, group.members.values()):
+                    member.held.clear()
         self._decide()
 
     # ----------------------------------------------------------------- trajectories
@@ -305,6 +312,7 @@ class RolloutSimulation:
         engine = member.engine if self.plan.barrier == "group" and member.engine else self._routed(member)
         read = member.tokens + int(turn.prompt) - member.held.get(engine, 0)
         member.engine = engine
+        self.came.read += read
         self._on_way += 1
         kind, now = self.plan.kind(member.prompt), self.clock.now
         self.came.turns.append((now, kind, engine.hardware))
@@ -388,5 +396,5 @@ class RolloutSimulation:
         held = member.held.get(member.engine, 0) if member.engine is not None else 0
         tokens = member.tokens + int(member.turns[member.at].prompt)
         request = RoutedRequest(0, 0, homes, held, tokens, self.profiles.need(kind))
-        (sent,) = route(RouteView(servers=servers, waiting=[request], rates=self.profiles.rates()), RoutingRules())
+        (sent,) = route(RouteView(servers=servers, waiting=[request], rates=self.profiles.rates()), self.plan.routing)
         return self.engines[int(sent.server)]

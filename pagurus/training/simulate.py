@@ -1,4 +1,4 @@
-"""``pagurus simulate``: schedulers on a virtual clock.
+"""``pagurus simulate``: schedulers, and plans of large runs, on a virtual clock.
 
 No daemon is used.
 """
@@ -13,9 +13,12 @@ import typer
 
 from pagurus import output
 from pagurus.common import Json
-from sandbox.errors import NotFound
+from sandbox.errors import NotFound, Unsupported
 
-Scenario = Annotated[str, typer.Argument(help="Which; without one, all are listed.", metavar="[SCENARIO]")]
+Scenario = Annotated[
+    str,
+    typer.Argument(help="Which, or a plan in a .toml file; without one, all are listed.", metavar="[SCENARIO|PLAN]"),
+]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
 Report = Annotated[
     Path | None, typer.Option(help="An HTML page with figures, inputs and a plot, to be written.", metavar="FILE")
@@ -27,10 +30,13 @@ verbs = typer.Typer()
 
 @verbs.command()
 def simulate(scenario: Scenario = "", seed: Seed = 0, report: Report = None, json: Json = False) -> None:
-    """Run a scheduling scenario on a virtual clock.
+    """Run a scheduling scenario, or the plan of a large run, on a virtual clock.
 
     The code that decides in a live run decides here: see docs/scheduling.md.
     """
+    if scenario.endswith(".toml"):
+        _plan(Path(scenario), seed, report, json=json)
+        return
     from coordinator.simulate.scenarios import SCENARIOS
 
     if not scenario:
@@ -49,6 +55,20 @@ def simulate(scenario: Scenario = "", seed: Seed = 0, report: Report = None, jso
         output.as_json({"scenario": scenario, "seed": seed, **metrics})
     else:
         output.table(("figure", scenario), [(name, str(figure)) for name, figure in metrics.items()])
+
+
+def _plan(path: Path, seed: int, report: Path | None, *, json: bool) -> None:
+    from coordinator.simulate.scale import report as scale
+    from coordinator.simulate.scale.plan import parse
+
+    if report is not None:
+        raise Unsupported("a plan has no page", hint="leave out --report; --json prints all of it")
+    try:
+        plan = parse(path.read_text(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound(f"no plan {path}: {error}", hint="examples/plans has two") from None
+    metrics = scale.report(scale.compute(plan, seed))
+    output.as_json(metrics) if json else output.table(("figure", plan.name), list(scale.flat(metrics)))
 
 
 def _what(run: Callable[..., object]) -> str:
