@@ -16,8 +16,11 @@ smaller ones until nothing more can be left out. What a run that was killed left
 `cases` counts cases and programs. A no-effect case is one after which nothing differs that a checkpoint holds; changes
 that the program itself set back (`set_back`) are not among them: capturing those is no mistake, and
 `set_back_captured` says how often it happens. `scratch`: those of them after which scratch differs, which no checkpoint
-holds: it must be seen, but capturing for it is a false positive. `overhead_ratio` is of wall time. A failure is named;
-`--only NAME` repeats it alone.
+holds: it must be seen, but capturing for it is a false positive. `wider_verdicts`: a difference is captured together
+with the other half. `only_times`: only modification times differ and no call set them; both verdicts are right.
+`in_memory`: the program left no difference on a tmpfs; capturing is allowed. `unexpected_truths`: the recording
+contradicts a successful call, so the test is broken. `never_succeeded`: calls refused everywhere, which prove nothing.
+`overhead_ratio` is of wall time. A failure is named; `--only NAME` repeats it alone.
 """
 
 from __future__ import annotations
