@@ -135,6 +135,7 @@ class MeshSettings(Table, frozen=True, kw_only=True):
 
     replicate: Count = 1  # copies of the sharded weights
     tensor: Count = 1  # ranks that share each matrix
+    expert: Count = 1  # ranks that share the experts of a layer
 
 
 class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):

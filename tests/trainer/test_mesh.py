@@ -35,6 +35,7 @@ EVEN = replace(CONFIG, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         ({"ranks": 4, "tensor": 2}, 2, 2, [0, 0, 1, 1]),
         ({"ranks": 4, "replicate": 2}, 4, 4, [0, 1, 2, 3]),
         ({"ranks": 8, "replicate": 2, "tensor": 4}, 2, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
+        ({"ranks": 4, "expert": 4, "tensor": 2}, 2, 2, [0, 0, 1, 1]),
     ],
 )
 def test_a_layout_says_who_works_on_what(
@@ -50,6 +51,7 @@ def test_a_layout_says_who_works_on_what(
     [
         ({"ranks": 2, "tensor": 4}, "does not divide 2 ranks"),
         ({"ranks": 6, "replicate": 2, "tensor": 2}, "does not divide 6 ranks"),
+        ({"ranks": 6, "expert": 4}, "expert 4 does not divide the 6 ranks of a copy"),
     ],
 )
 def test_sizes_that_do_not_make_up_the_ranks_are_refused(sizes: dict[str, int], reason: str) -> None:
@@ -65,6 +67,8 @@ def test_sizes_that_do_not_make_up_the_ranks_are_refused(sizes: dict[str, int], 
         (DENSE, {"tensor": 4}, "num_key_value_heads is 2, mesh.tensor 4"),
         (DENSE | {"intermediate_size": 97}, {"tensor": 2}, "intermediate_size is 97"),
         (DENSE | {"vocab_size": 3}, {"tensor": 2}, "the vocabulary is too small"),
+        (DENSE, {"expert": 2}, "a llama has no experts"),
+        (DENSE | {"model_type": "qwen3_moe", "num_experts": 6}, {"expert": 4}, "6 experts, mesh.expert is 4"),
     ],
 )
 def test_a_model_that_cannot_be_cut_is_refused(content: dict[str, Any], sizes: dict[str, int], reason: str) -> None:
@@ -94,6 +98,21 @@ def test_matrices_copies_and_shards_at_once(sizes: dict[str, int], tmp_path: Pat
     spawn(compare, MeshCase(directories=directories, ranks=4, sizes=sizes, recompute=True), tmp_path)
 
 
+EXPERTS = [
+    (2, {"tensor": 2}),
+    (2, {"expert": 2}),
+    (4, {"expert": 2, "tensor": 2}),
+    (4, {"expert": 4}),
+    (4, {"expert": 2, "replicate": 2}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "sizes"), EXPERTS)
+def test_experts_on_other_ranks_compute_what_they_do_here(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
+    directories = [str(build(family, tmp_path / family)) for family in ("qwen3_moe",)]
+    spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes), tmp_path)
+
+
 def odd(directory: Path, config: ModelConfig = EVEN) -> Path:
     """A policy with a tied head, whose vocabulary is of an odd size."""
     made = Qwen3(config)
@@ -105,10 +124,18 @@ def odd(directory: Path, config: ModelConfig = EVEN) -> Path:
     return directory
 
 
-def test_a_run_goes_on_with_another_mesh_and_the_same_weights(tmp_path: Path) -> None:
-    odd(tmp_path / "base")
+@pytest.mark.parametrize(
+    ("family", "meshes"),
+    [
+        ("qwen3", [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 2, "replicate": 2})]),
+        ("qwen3_moe", [(2, {"expert": 2}), (1, {}), (2, {"tensor": 2})]),
+    ],
+)
+def test_a_run_goes_on_with_another_mesh_and_the_same_weights(
+    family: str, meshes: list[tuple[int, dict[str, int]]], tmp_path: Path
+) -> None:
+    odd(tmp_path / "base") if family == "qwen3" else build(family, tmp_path / "base")
     settings = OptimiserSettings(rate=1e-2, budget=64, epsilon=1e-2)  # no step of a size that rounding decides
-    meshes = [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 2, "replicate": 2})]
     expected = alone(tmp_path, settings=settings, steps=len(meshes))
     before: dict[str, torch.Tensor] = {}
     for step, (ranks, sizes) in enumerate(meshes, 1):

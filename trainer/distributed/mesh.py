@@ -8,6 +8,7 @@ starts.
     rank = ((copy * shards + shard) * context + part) * tensor + slice
 
     weights of a layer   replicate x (shards x context) x tensor        sharded by FSDP2 over the middle one
+    experts of a layer   replicate x (what is left)     x expert        the same ranks, cut otherwise
     a micro-batch        (replicate x shards) x context x tensor        the first one says which
 """
 
@@ -26,6 +27,7 @@ class MeshLayout:
     replicate: int = 1
     context: int = 1
     tensor: int = 1
+    expert: int = 1
 
     def __post_init__(self) -> None:
         product = self.replicate * self.context * self.tensor
@@ -34,6 +36,11 @@ class MeshLayout:
                 f"mesh: replicate {self.replicate} x context {self.context} x tensor {self.tensor} does not divide "
                 f"{self.ranks} ranks",
                 hint=f"set ranks to a multiple of {product}",
+            )
+        if self.ranks // self.replicate % self.expert:
+            raise Invalid(
+                f"mesh: expert {self.expert} does not divide the {self.ranks // self.replicate} ranks of a copy",
+                hint="set mesh.expert to a divisor of ranks / mesh.replicate",
             )
 
     @property
@@ -54,6 +61,10 @@ class MeshLayout:
     @property
     def dense_sizes(self) -> tuple[int, int, int]:
         return self.replicate, self.shards * self.context, self.tensor
+
+    @property
+    def expert_sizes(self) -> tuple[int, int, int]:
+        return self.replicate, self.ranks // self.replicate // self.expert, self.expert
 
     @property
     def batch_sizes(self) -> tuple[int, int, int]:

@@ -41,7 +41,8 @@ def cut_matrices(scorer: Scorer, mesh: DeviceMesh) -> None:
     names = [name for name, _ in model.named_parameters()]  # what is tied has one name here
     styles = {}
     for name, cut in cuts(plan_of(scorer.kind), names).items():
-        if (style := _style(cut, model.get_submodule(name))) is not None:
+        module = model.get_submodule(name)
+        if (style := _style(cut, module)) is not None:
             styles[name] = style
     parallelize_module(model, mesh, styles)
     if not isinstance(model, Qwen3) and "lm_head.weight" not in names:

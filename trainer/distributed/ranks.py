@@ -19,6 +19,7 @@ class RankMeshes:
     """The groups of ranks that exchange something: views of the same ranks, see `MeshLayout`."""
 
     dense: DeviceMesh  # replicate, shard, tensor
+    experts: DeviceMesh  # replicate, shard, expert
     batches: DeviceMesh  # batch, context, tensor
 
 
@@ -97,6 +98,7 @@ def make_meshes(device: torch.device, layout: MeshLayout) -> RankMeshes:
     """All ranks call it."""
     return RankMeshes(
         init_device_mesh(device.type, layout.dense_sizes, mesh_dim_names=("replicate", "shard", "tensor")),
+        init_device_mesh(device.type, layout.expert_sizes, mesh_dim_names=("replicate", "shard", "expert")),
         init_device_mesh(device.type, layout.batch_sizes, mesh_dim_names=("batch", "context", "tensor")),
     )
 

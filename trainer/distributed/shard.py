@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from trainer.distributed.experts import cut_experts
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.parallel import cut_matrices
 from trainer.distributed.ranks import Ranks, make_meshes
@@ -32,17 +33,18 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
     if ranks.alone and not (offload and dist.is_initialized()):
         return scorer.to(ranks.device)
     layout = ranks.layout or MeshLayout(ranks=ranks.size)
-    dense = (ranks.meshes or make_meshes(ranks.device, layout)).dense
+    meshes = ranks.meshes or make_meshes(ranks.device, layout)
     retained = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
     if ranks.device.type == "cuda" and not offload:
         scorer.to(ranks.device)
     if layout.tensor > 1:
-        cut_matrices(scorer, dense["tensor"])
-    mesh = dense["replicate", "shard"] if layout.replicate > 1 else dense["shard"]
-    for module in (*scorer.layers(), scorer):
-        fully_shard(
-            module, mesh=mesh, offload_policy=retained, shard_placement_fn=partial(_uncut, mesh["shard"].size())
-        )
+        cut_matrices(scorer, meshes.dense["tensor"])
+    experts = cut_experts(scorer, meshes) if layout.tensor > 1 or layout.expert > 1 else []
+    for module in (*experts, *scorer.layers(), scorer):
+        chosen = meshes.experts if module in experts else meshes.dense
+        mesh = chosen["replicate", "shard"] if layout.replicate > 1 else chosen["shard"]
+        uncut = partial(_uncut, mesh["shard"].size())
+        fully_shard(module, mesh=mesh, offload_policy=retained, shard_placement_fn=uncut)
     return scorer
 
 
