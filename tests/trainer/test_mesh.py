@@ -109,7 +109,7 @@ EXPERTS = [
 
 @pytest.mark.parametrize(("ranks", "sizes"), EXPERTS)
 def test_experts_on_other_ranks_compute_what_they_do_here(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
-    directories = [str(build(family, tmp_path / family)) for family in ("qwen3_moe",)]
+    directories = [str(build(family, tmp_path / family)) for family in ("qwen3_moe", "deepseek_v3")]
     spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes), tmp_path)
 
 

@@ -6,9 +6,11 @@ matrices every rank of the group computes the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -22,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from rollout.engine.embedded.model import Qwen3
 from sandbox.errors import Invalid
 from trainer.distributed.plans import Cut, cuts, plan_of
+from trainer.models.collectives import used_in_parts
 from trainer.models.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -44,12 +47,20 @@ def cut_matrices(scorer: Scorer, mesh: DeviceMesh) -> None:
         module = model.get_submodule(name)
         if (style := _style(cut, module)) is not None:
             styles[name] = style
+        if cut == "latent":
+            width = model.get_parameter(f"{name.rpartition('.')[0]}.kv_a_layernorm.weight").numel()
+            module.register_forward_hook(_latent_hook(mesh.get_group(), width))
     parallelize_module(model, mesh, styles)
     if not isinstance(model, Qwen3) and "lm_head.weight" not in names:
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     scorer.sharers = mesh.get_group()
+
+
+def _latent_hook(group: dist.ProcessGroup, width: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
+    """After the latent of `width` numbers follows the rotary key of all heads, which each rank uses for its own."""
+    return lambda module, given, latent: used_in_parts(latent, group, width)
 
 
 def _style(cut: Cut, module: nn.Module) -> ParallelStyle | None:

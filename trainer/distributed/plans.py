@@ -13,13 +13,14 @@ from typing import Literal
 from sandbox.errors import Invalid
 from trainer.distributed.mesh import MeshLayout
 
-Cut = Literal["columns", "rows", "vocabulary", "heads", "experts", "complete"]
+Cut = Literal["columns", "rows", "vocabulary", "heads", "latent", "experts", "complete"]
 """How a module is cut:
 
 columns     a matrix by its outputs: heads of attention, the inner width
 rows        a matrix by its inputs; its outputs are summed over ranks
 vocabulary  an embedding or a head by tokens
 heads       a norm of single heads: complete, its gradient is a sum over ranks
+latent      complete; each rank's heads give a part of the gradient of the rotary key, which all heads share
 experts     by whole experts
 complete    the same on every rank
 """
@@ -29,8 +30,18 @@ OUTER: ModelPlan = {r"embed_tokens": "vocabulary", r"lm_head": "vocabulary", r"n
 NORMS: ModelPlan = {r"(input|post_attention)_layernorm": "complete"}
 ATTENTION: ModelPlan = {r"self_attn\.[qkv]_proj": "columns", r"self_attn\.o_proj": "rows"}
 HEAD_NORMS: ModelPlan = {r"self_attn\.[qk]_norm": "heads"}
+LATENT: ModelPlan = {
+    r"self_attn\.(q_proj|q_b_proj|kv_b_proj)": "columns",
+    r"self_attn\.(q_a_proj|q_a_layernorm|kv_a_layernorm)": "complete",
+    r"self_attn\.kv_a_proj_with_mqa": "latent",
+    r"self_attn\.o_proj": "rows",
+}
 MLP: ModelPlan = {r"mlp\.(gate|up)_proj": "columns", r"mlp\.down_proj": "rows"}
 EXPERTS: ModelPlan = {r"mlp\.experts": "experts", r"mlp\.gate": "complete"}
+SHARED_EXPERTS: ModelPlan = {
+    r"mlp\.shared_experts\.(gate|up)_proj": "columns",
+    r"mlp\.shared_experts\.down_proj": "rows",
+}
 DENSE: ModelPlan = {**OUTER, **NORMS, **ATTENTION, **MLP}
 
 PLANS: dict[str, ModelPlan] = {  # by `model_type` of config.json
@@ -39,6 +50,7 @@ PLANS: dict[str, ModelPlan] = {  # by `model_type` of config.json
     "qwen2": DENSE,
     "qwen3": {**DENSE, **HEAD_NORMS},
     "qwen3_moe": {**DENSE, **HEAD_NORMS, **EXPERTS},
+    "deepseek_v3": {**OUTER, **NORMS, **LATENT, **MLP, **EXPERTS, **SHARED_EXPERTS},
 }
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in config.json, as versions write it
 LAYER = re.compile(r"^(?:model\.)?(?:layers\.\d+\.)?")

@@ -31,6 +31,15 @@ def exchanged(values: Tensor, group: dist.ProcessGroup, sent: list[int], receive
     return result
 
 
+def used_in_parts(values: Tensor, group: dist.ProcessGroup, first: int) -> Tensor:
+    """[..., W], equal on all ranks, each of which uses columns from `first` on for a part: gradients are summed there.
+
+    Those of the columns before are complete on every rank.
+    """
+    result: Tensor = _UsedInParts.apply(values, group, first)  # type: ignore[no-untyped-call]
+    return result
+
+
 def _cut(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     size = group.size()
     share = -(-len(values) // size)
@@ -50,6 +59,7 @@ class _ExchangeContext(FunctionCtx):
 
     group: dist.ProcessGroup
     count: int  # rows that there were
+    first: int  # column
     sent: list[int]
     received: list[int]
 
@@ -74,6 +84,19 @@ class _AllShares(torch.autograd.Function):
     @staticmethod
     def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None]:
         return _cut(above, context.group), None
+
+
+class _UsedInParts(torch.autograd.Function):
+    @staticmethod
+    def forward(context: _ExchangeContext, values: Tensor, group: dist.ProcessGroup, first: int) -> Tensor:
+        context.group, context.first = group, first
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None, None]:
+        parts = above[..., context.first :].contiguous()
+        dist.all_reduce(parts, group=context.group)
+        return torch.cat([above[..., : context.first], parts], -1), None, None
 
 
 class _RowExchange(torch.autograd.Function):
