@@ -32,7 +32,7 @@ def page() -> str:
     for path, kind, default, said in rows(TrainConfig):
         table, _, _ = path.rpartition(".")
         name = f"{path}={default}" if default else path
-        tables.setdefault(table, []).append(f"- `{name}` ({kind}){f': {said}' if said else ''}\n")
+        tables.setdefault(table, []).append(f"- `{name}`{f' ({kind})' if kind else ''}{f': {said}' if said else ''}\n")
     first = "".join(["\n", *tables.pop("", [])])
     return HEAD + first + "".join(f"\n## `[{table}]`\n\n{''.join(lines)}" for table, lines in tables.items())
 
@@ -48,7 +48,8 @@ def rows(kind: Any, path: str = "", default: Any = None) -> Iterator[tuple[str, 
             yield from rows(inner[field.name], f"{path}{field.name}.", value)
         else:
             said = reported.get(field.name, "")
-            yield f"{path}{field.name}", _type(msgspec.inspect.type_info(field.type)), _shown(value), said
+            kind_text = "" if isinstance(value, bool) else _type(msgspec.inspect.type_info(field.type))
+            yield f"{path}{field.name}", kind_text, _shown(value), said
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:
