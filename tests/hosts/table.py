@@ -62,12 +62,13 @@ def text() -> str:
     if not result:
         return "No system was tried yet."
     lines = [
-        "| system | kernel | acts | passed | absent | failed |",
+        "| system | kernel | passed | absent | failed | not run |",
         "|---|---|---|---|---|---|",
     ]
+    every = {name for row in result.values() for name in _acts(row)}
     for name, row in result.items():
         counts = [sum(act["result"] == item for act in row["acts"]) for item in ("passed", "absent", "failed")]
-        cells = [SYSTEMS[name].title, row["kernel"], len(row["acts"]), *counts]
+        cells = [SYSTEMS[name].title, row["kernel"], *counts, len(every - _acts(row).keys())]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join([*lines, *_passed(result), *_benches(result), *_rest(result)])
 
@@ -91,8 +92,7 @@ def _passed(result: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
-    """What failed, is absent or was not run, by reason; systems on which the same acts have it share a line."""
-    every = dict.fromkeys(name for row in result.values() for name in _acts(row))
+    """What failed or is absent, by reason; systems on which the same acts have it share a line."""
     lines: dict[tuple[str, str], list[str]] = {}
     for system, row in result.items():
         reasons: dict[str, list[str]] = {}
@@ -100,8 +100,6 @@ def _rest(result: dict[str, dict[str, Any]]) -> list[str]:
             if act["result"] != "passed":
                 note = act["note"].strip().replace("|", "\\|") or "no reason given"
                 reasons.setdefault(f"{act['result']}, {note}", []).append(_name(act))
-        if missing := [name for name in every if name not in _acts(row)]:
-            reasons["not run"] = missing
         for reason, names in reasons.items():
             for name in names:
                 lines.setdefault((name, reason), []).append(SYSTEMS[system].title)
