@@ -79,7 +79,7 @@ OBSERVE(shared_offset)
 	say_lines(path, "pos");
 	lseek(fd[0], 0, SEEK_SET);
 }
-STATE(deleted_file_in_the_way, "files", "an open file that was removed, beside files called as CRIU would call it (NAME.cr.1.ghost)");
+STATE(deleted_file_in_the_way, "files", "a removed open file next to files with the name that CRIU would use (NAME.cr.1.ghost)");
 MAKE(deleted_file_in_the_way) { fd[0] = must(open("crab", O_RDWR | O_CREAT, 0600)); must(write(fd[0], "claw", 4)); unlink("crab"); for (int i = 1; i < 9; i++) { char name[64]; snprintf(name, sizeof name, "crab.cr.%x.ghost", i); put(name, "mine"); } }
 OBSERVE(deleted_file_in_the_way) { char text[8] = ""; say_call("read", pread(fd[0], text, 4, 0)); say("%s", text); }
 STATE(deleted_file, "files", "an open file that was removed");

@@ -509,15 +509,15 @@ MAKE(stopped_child) { child = start_child(NULL); kill(child, 19); waitpid(child,
 OBSERVE(stopped_child) { char path[64]; snprintf(path, sizeof path, "/proc/%d/status", child); say_lines(path, "State:"); }
 
 static void wait_for_ever(void) { while (1) pause(); }
-STATE(end_reported_otherwise, "task", "a child that tells of its end by SIGUSR1: only waits for clones see it");
+STATE(end_reported_otherwise, "task", "a child that ends with SIGUSR1: only waits for clones see it");
 MAKE(end_reported_otherwise) { child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) wait_for_ever(); }
 OBSERVE(end_reported_otherwise) { say_call("wait", waitpid(child, NULL, WNOHANG)); say_call("clones", waitpid(child, NULL, WNOHANG | __WCLONE)); }
 
-STATE(dead_clone, "task", "a dead child that told of its end by SIGUSR1");
+STATE(dead_clone, "task", "a dead child that ended with SIGUSR1");
 MAKE(dead_clone) { signal(SIGUSR1, SIG_IGN); child = must(syscall(SYS_clone, SIGUSR1, 0, 0, 0, 0)); if (!child) _exit(3); siginfo_t told; waitid(P_PID, child, &told, WEXITED | WNOWAIT | __WALL); }
 OBSERVE(dead_clone) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WEXITED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
 
-STATE(continued_child, "task", "a child that was continued, which its parent has not been told yet");
+STATE(continued_child, "task", "a child that was continued, which its parent has not seen yet");
 MAKE(continued_child) { child = start_child(NULL); kill(child, SIGSTOP); waitpid(child, NULL, WUNTRACED); kill(child, SIGCONT); usleep(100000); }
 OBSERVE(continued_child) { siginfo_t told = {0}; say_call("wait", waitid(P_PID, child, &told, WCONTINUED | WNOHANG | WNOWAIT)); say("%d %d", told.si_code, told.si_status); }
 
