@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import secrets
-import socket
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +25,10 @@ from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
 from daemon.gateway.conversation import GatewayContext, LiveConversation, head_now
+from daemon.gateway.inside import InsideListeners
 from daemon.gateway.journal import ConversationJournal, JournalCursor
 from daemon.gateway.upstream import GatewayConfig, Upstreams, checked
-from sandbox.errors import Closed, Conflict, NotFound, PagurusError, SandboxDead, TooMany, Unauthorized
+from sandbox.errors import Closed, Conflict, NotFound, PagurusError, TooMany, Unauthorized
 from sandbox.messages import (
     ExecRequest,
     ExecResult,
@@ -90,9 +89,7 @@ class GatewayService:
         self.lines: dict[str, LiveConversation] = {}
         self._commands: dict[str, Commands] = {}
         self._places: dict[str, JournalCursor] = {}
-        self._listeners: dict[
-            str, tuple[int, listener.GatewayListener]
-        ] = {}  # sandbox -> identity of its namespace, listener
+        self._inside = InsideListeners(listener.RETAINED, self.serve, self._spawn)
         self._outside: listener.GatewayListener | None = None
         self._wrong = listener.ConnectionRateLimit()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -136,10 +133,8 @@ class GatewayService:
         if self._closed:
             return
         self._closed = True
-        inside = [listening for _, listening in self._listeners.values()]
-        self._listeners.clear()
         outside = [] if self._outside is None else [self._outside]
-        await asyncio.gather(*(item.close() for item in (*inside, *outside)))
+        await asyncio.gather(self._inside.close(), *(item.close() for item in outside))
         await asyncio.gather(*(line.close() for line in self.lines.values()))
         await self.handler.upstreams.close()
         await self.journal.close()
@@ -155,55 +150,11 @@ class GatewayService:
         row.durable_answers = row.durable_answers or settings.hold == "durable"
         if settings.agent == "outside":
             return
-        await self._listen(row.id, settings.port, container)
-        loop = asyncio.get_running_loop()
-        container.followers["gateway"] = functools.partial(self._follow, loop, row.id, settings.port, container)
-
-    def _follow(
-        self, loop: asyncio.AbstractEventLoop, sandbox: str, port: int, container: Container, netns: Path
-    ) -> None:
-        sock = listener.socket_inside(netns, port)
-        loop.call_soon_threadsafe(self.moved, sandbox, netns.stat().st_ino, sock, container)
-
-    async def _listen(self, sandbox: str, port: int, container: Container) -> None:
-        inode = (await asyncio.to_thread(container.netns.stat)).st_ino
-        existing = self._listeners.get(sandbox)
-        if existing is not None and existing[0] == inode:
-            return
-        retained = await container.outside.retained(listener.RETAINED)
-        sock = await asyncio.to_thread(listener.socket_inside, container.netns, port, retained)
-        self.moved(sandbox, inode, sock, container)
-
-    def moved(self, sandbox: str, inode: int, sock: socket.socket, container: Container) -> None:
-        """From now on `sandbox` is served on this socket, in the namespace with this inode.
-
-        The shim keeps it over the death of the daemon: who connects then waits for the next one, and no other program
-        can take the port.
-        """
-        if (existing := self._listeners.pop(sandbox, None)) is not None:
-            self._spawn(existing[1].close(), f"end of the listener of {sandbox}")
-        if self._closed:
-            sock.close()
-            return
-
-        async def serve(request: web.BaseRequest) -> web.StreamResponse:
-            return await self.serve(sandbox, request)
-
-        self._listeners[sandbox] = (inode, listener.GatewayListener(sock, serve))
-        self._spawn(self._keep(container, os.dup(sock.fileno())), f"socket of {sandbox}")
-
-    async def _keep(self, container: Container, fd: int) -> None:
-        try:
-            await container.outside.keep(listener.RETAINED, [fd])
-        except SandboxDead:  # and its shim: there is nothing to keep it for
-            return
-        finally:
-            os.close(fd)
+        await self._inside.attach(row.id, settings.port, container)
 
     async def detach(self, row: SandboxRow, container: Container) -> None:
         """Take the listener away; of a sandbox that is removed, everything."""
-        if (existing := self._listeners.pop(row.id, None)) is not None:
-            await existing[1].close()
+        await self._inside.detach(row.id)
         if row.state is SandboxState.REMOVED:
             for sandbox in {
                 row.id,
