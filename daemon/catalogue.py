@@ -24,6 +24,7 @@ from sandbox.criu.open_files import OpenFiles
 from sandbox.database import QueuedWrite, WriterThread, connect
 from sandbox.messages import (
     CheckpointInfo,
+    Composition,
     ProgramKind,
     SandboxInfo,
     SandboxState,
@@ -149,7 +150,12 @@ class CheckpointRow(CheckpointInfo, kw_only=True, omit_defaults=True):
     template: Template | None = None  # imported, or a step of a build: stays until it is removed
     step: RetainedStep | None = None
     image: str = ""  # content of the image that was made of its files
+    composition: Composition | msgspec.UnsetType | None = msgspec.UNSET  # where programs may add services; else unset
     damaged: bool = False  # a verification found that the disk does not hold what was stored; `error` says what
+
+    def composed(self, otherwise: Composition | None) -> Composition | None:
+        """The services of the state that it holds; `otherwise`: those of its sandbox, where they never change."""
+        return otherwise if isinstance(self.composition, msgspec.UnsetType) else self.composition
 
     def info(self) -> CheckpointInfo:
         return CheckpointInfo(**{name: getattr(self, name) for name in CheckpointInfo.__struct_fields__})

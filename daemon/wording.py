@@ -23,6 +23,7 @@ FORMS = {
     r"^s-[0-9a-f]{10}$": "the whole id of a sandbox, such as s-4f1c00aa12",
     r"^[^\0]*$": "text without NUL characters",
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$": "letters, digits, dots, dashes and underscores, at most 64",
+    r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$": "letters, digits, dots, dashes and underscores, at most 63, or empty",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$": "letters, digits, dots, dashes and underscores, at most 63",
     r"^https?://[^\s/]+(/[^\s]*)?$": "an address that begins with http:// or https://",
     r"^https://[^\s/]+$": "an address such as https://host, without a path",

@@ -34,6 +34,14 @@ struct {
     __type(value, struct service_address);
 } services SEC(".maps");
 
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, ADDRESSES_MAX);
+    __uint(map_flags, BPF_F_NO_PREALLOC);
+    __type(key, struct published_port);
+    __type(value, struct published_place);
+} published SEC(".maps");
+
 /* The verifier takes fields of the context by their offset alone; the compiler would keep pointers to them. */
 #define FIELD(field) (*({ asm volatile("" : "+r"(ctx)); (volatile typeof(ctx->field) *)&ctx->field; }))
 
@@ -144,11 +152,25 @@ int bind6(struct bpf_sock_addr *ctx)
     return ALLOW;
 }
 
+/* Where a port of the loopback address leads that a service publishes, for who is in none; NULL: to itself. */
+static __always_inline struct published_place *publisher(__u32 address, __u16 port)
+{
+    struct published_port key = {.cgroup = bpf_get_current_cgroup_id(), .port = port};
+    return address == 0x7f000001 ? bpf_map_lookup_elem(&published, &key) : NULL;
+}
+
 SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
     struct service_address *service = caller();
-    if (!service) return ALLOW;
+    if (!service) {
+        struct published_place *place = publisher(bpf_ntohl(FIELD(user_ip4)), bpf_ntohs(FIELD(user_port)));
+        if (place) {
+            FIELD(user_ip4) = bpf_htonl(place->address);
+            FIELD(user_port) = bpf_htons(place->port);
+        }
+        return ALLOW;
+    }
     __u32 address = destination(service, bpf_ntohl(FIELD(user_ip4)), bpf_ntohs(FIELD(user_port)));
     if (!address) return REFUSE;
     if (is_service(service, address)) { /* refused where the program has bound it already */
@@ -164,7 +186,15 @@ int connect6(struct bpf_sock_addr *ctx)
 {
     struct service_address *service = caller();
     __u32 asked, address;
-    if (!service) return ALLOW;
+    if (!service) {
+        struct published_place *place = NULL;
+        if (as_ipv4(ctx, &asked) && !only_ipv6(ctx)) place = publisher(asked, bpf_ntohs(FIELD(user_port)));
+        if (place) {
+            set_mapped(ctx, place->address);
+            FIELD(user_port) = bpf_htons(place->port);
+        }
+        return ALLOW;
+    }
     if (!as_ipv4(ctx, &asked)) return service->outside ? ALLOW : REFUSE;
     address = destination(service, asked, bpf_ntohs(FIELD(user_port)));
     if (!address) return REFUSE;

@@ -14,4 +14,16 @@ struct service_address {
     unsigned int gateway;   /* a port of 127.0.0.1 that is the host's, or 0 */
 };
 
+/* A port by whose number at 127.0.0.1 the programs outside of all services find that of a service. */
+struct published_port {
+    unsigned long long cgroup;
+    unsigned int port;
+    unsigned int unused;
+};
+
+struct published_place {
+    unsigned int address;
+    unsigned int port;
+};
+
 #endif

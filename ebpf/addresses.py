@@ -39,12 +39,21 @@ class _Entry(ctypes.Structure):
     ]
 
 
+class _PublishedPort(ctypes.Structure):
+    _fields_ = [("cgroup", ctypes.c_uint64), ("port", ctypes.c_uint32), ("unused", ctypes.c_uint32)]
+
+
+class _PublishedPlace(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_uint32), ("port", ctypes.c_uint32)]
+
+
 class Addresses:
     """The programs, loaded. One for a daemon."""
 
     def __init__(self, loaded: libbpf.Object) -> None:
         self._object = loaded
         self._map = loaded.map_fd("services")
+        self._published = loaded.map_fd("published")
 
     @classmethod
     def load(cls, path: Path | None = None) -> Addresses:
@@ -67,6 +76,16 @@ class Addresses:
         """Those mounts are gone."""
         for number in mounts:
             libbpf.delete(self._map, number)
+
+    def publish(self, cgroup: int, ports: Mapping[int, tuple[int, int]]) -> None:
+        """Have ports of 127.0.0.1 lead to an address and a port of a service, for programs that are in none."""
+        for port, (address, target) in ports.items():
+            libbpf.put(self._published, _PublishedPort(cgroup, port, 0), _PublishedPlace(address, target))
+
+    def withdraw(self, cgroup: int, ports: Iterable[int]) -> None:
+        """These lead nowhere else any more."""
+        for port in ports:
+            libbpf.delete(self._published, _PublishedPort(cgroup, port, 0))
 
     def attach(self, cgroup: Path) -> None:
         """Have all in a control group (v2) obey. Idempotent. Raises OSError."""

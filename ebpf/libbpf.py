@@ -182,10 +182,9 @@ def update(fd: int, key: int, value: int) -> None:
     check(library().bpf_map_update_elem(fd, ctypes.byref(k), ctypes.byref(v), 0), "map update")
 
 
-def put(fd: int, key: int, value: ctypes.Structure) -> None:
-    """Set an entry of a map from u64 to a structure."""
-    k = ctypes.c_uint64(key)
-    check(library().bpf_map_update_elem(fd, ctypes.byref(k), ctypes.byref(value), 0), "map update")
+def put(fd: int, key: int | ctypes.Structure, value: ctypes.Structure) -> None:
+    """Set an entry of a map from u64, or from a structure, to a structure."""
+    check(library().bpf_map_update_elem(fd, ctypes.byref(_key(key)), ctypes.byref(value), 0), "map update")
 
 
 def attach_to_cgroup(program: int, cgroup: int, kind: int) -> None:
@@ -193,7 +192,10 @@ def attach_to_cgroup(program: int, cgroup: int, kind: int) -> None:
     check(library().bpf_prog_attach(program, cgroup, kind, 0), "attach to a control group")
 
 
-def delete(fd: int, key: int) -> None:
-    """Remove an entry of a map from u64; absent is fine."""
-    k = ctypes.c_uint64(key)
-    library().bpf_map_delete_elem(fd, ctypes.byref(k))
+def delete(fd: int, key: int | ctypes.Structure) -> None:
+    """Remove an entry of such a map; absent is fine."""
+    library().bpf_map_delete_elem(fd, ctypes.byref(_key(key)))
+
+
+def _key(key: int | ctypes.Structure) -> ctypes.c_uint64 | ctypes.Structure:
+    return ctypes.c_uint64(key) if isinstance(key, int) else key

@@ -27,6 +27,7 @@ from sandbox.messages import CheckpointState, Statistics, Verdict
 
 if TYPE_CHECKING:
     from ebpf.inspector import Inspector
+    from sandbox.container.container import Container
 
 log = logging.getLogger("pagurus.turns")
 
@@ -59,6 +60,7 @@ class Services:
     exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_RETAINED))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # called when one is durable
+    announce: Callable[[Container], None] = lambda container: None  # give its services their addresses
     lost: Callable[[CheckpointRow], None] = lambda row: None  # called when one turns out not to be whole
     damaged: Callable[[CheckpointRow], None] = lambda row: None  # called when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # called now and then to store what could not be made durable

@@ -30,7 +30,7 @@ def mounts(composition: Composition) -> list[Mount]:
 
 def filled(requested: Composition, bases: Mapping[str, StoredImage]) -> Composition:
     """A composition with what the images of its services say where it is silent. Raises Invalid."""
-    made = {name: _service(name, one, bases[name]) for name, one in requested.services.items()}
+    made = {name: completed(name, one, bases[name]) for name, one in requested.services.items()}
     for name, service in made.items():
         for other, dependency in service.depends_on.items():
             needs = dependency.condition is Condition.HEALTHY and other in made
@@ -39,7 +39,8 @@ def filled(requested: Composition, bases: Mapping[str, StoredImage]) -> Composit
     return msgspec.structs.replace(requested, services=made)
 
 
-def _service(name: str, said: Service, base: StoredImage) -> Service:
+def completed(name: str, said: Service, base: StoredImage) -> Service:
+    """Likewise one service."""
     image = base.config
     entrypoint = image.entrypoint if said.entrypoint is None else said.entrypoint
     command = said.command

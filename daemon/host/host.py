@@ -110,6 +110,7 @@ class Host:
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.addresses = ServiceAddresses()
+        services.announce = self.addresses.announce
         self.attachments: list[Attachment] = [self.networks, self.addresses]
         self.fence = HostFence(run_dir.parent)
         self.restorer = Restorer(services, places, images, run_dir, self.attachments, self.addresses)
@@ -424,7 +425,11 @@ class Host:
         raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", hint="choose another with `pagurus tree`")
 
     def template(self, origin: CheckpointRow) -> Template:
-        """The sandbox whose settings a fork inherits: the checkpoint's own, or one that descends from it."""
+        """The settings that a fork inherits: of the checkpoint's sandbox, or of one that descends from it."""
+        template = self._template(origin)
+        return msgspec.structs.replace(template, composition=origin.composed(template.composition))
+
+    def _template(self, origin: CheckpointRow) -> Template:
         if origin.template is not None:
             return origin.template
         if (live := self.live_sandboxes.get(origin.sandbox)) is not None:

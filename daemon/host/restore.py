@@ -127,6 +127,7 @@ class Restorer:
         try:
             await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
             row.tree = new_tree
+            row.composition = target.composed(row.composition)
             await self._mount(live)
             await attach_all(self.attachments, row, live.container)
             differences = await self.bring_back(live.container, target, verify=verify)
@@ -150,6 +151,8 @@ class Restorer:
         row = live.row
         if live.container_or_none is not None:
             try:
+                if live.container.spec.composition != row.composition:
+                    await live.container.change_services(row.composition)
                 await live.container.remount(self.places.tree(row.tree or ""))
                 return
             except ShimGone:  # the mounts and namespaces went with it
@@ -278,9 +281,9 @@ class Restorer:
 def _workdirs(container: Container) -> Iterator[tuple[SandboxRoot, str]]:
     """Where commands begin that say nothing else, in each root; none where that is the root itself."""
     composition = container.spec.composition
+    if (composition is None or not composition.main) and container.spec.workdir != "/":
+        yield container.inside, container.spec.workdir
     if composition is None:
-        if container.spec.workdir != "/":
-            yield container.inside, container.spec.workdir
         return
     for name, service in composition.services.items():
         if service.workdir not in (None, "/"):

@@ -31,6 +31,7 @@ class ServiceAddresses:
         self._loaded: Addresses | None = None
         self._loading = asyncio.Lock()
         self._announced: dict[str, tuple[int, ...]] = {}  # mounts of services, by sandbox
+        self._published: dict[str, tuple[int, tuple[int, ...]]] = {}  # number of its group, and ports, by sandbox
         self._gateways: dict[str, int] = {}  # ports, by sandbox
 
     async def open(self, rows: Sequence[SandboxRow]) -> None:
@@ -44,7 +45,7 @@ class ServiceAddresses:
 
     async def attach(self, row: SandboxRow, container: Container) -> None:
         """Raises Unsupported on a kernel without it."""
-        if row.composition is None:
+        if row.composition is None and not row.docker:
             return
         async with self._loading:
             if self._loaded is None:
@@ -78,11 +79,20 @@ class ServiceAddresses:
         former = self._announced.get(sandbox, ())
         self._announced[sandbox] = tuple(entries)
         self._loaded.forget(number for number in former if number not in entries)
+        self._publish(self._loaded, container, composition)
+
+    def _publish(self, loaded: Addresses, container: Container, composition: Composition) -> None:
+        places, sandbox = published_places(composition), container.spec.id
+        loaded.publish(container.cgroup.id, places)
+        _, former = self._published.get(sandbox, (0, ()))
+        loaded.withdraw(container.cgroup.id, (port for port in former if port not in places))
+        self._published[sandbox] = container.cgroup.id, tuple(places)
 
     def forget(self, sandbox: str) -> None:
         """The mounts of its services are gone or about to go; their numbers will be those of others."""
         if self._loaded is not None:
             self._loaded.forget(self._announced.pop(sandbox, ()))
+            self._loaded.withdraw(*self._published.pop(sandbox, (0, ())))
 
     async def detach(self, row: SandboxRow, container: Container) -> None:
         """The group goes with the sandbox; so do the mounts."""
@@ -90,14 +100,23 @@ class ServiceAddresses:
         self._gateways.pop(row.id, None)
 
 
+def published_places(composition: Composition) -> dict[int, tuple[int, int]]:
+    """Published ports, and the address and port of a service behind each. Pure."""
+    return {
+        one.published: (int(IPv4Address(services.address(composition, name))), one.target)
+        for name, service in composition.services.items()
+        for one in service.ports
+    }
+
+
 def kernel_entry(composition: Composition, name: str, cgroup: int, gateway: int) -> ServiceAddress:
     """What the kernel is to know of a service. Pure."""
-    names, reached = list(composition.services), services.reaches(composition, name)
+    reached = services.reaches(composition, name)
     return ServiceAddress(
         cgroup=cgroup,
         own=int(IPv4Address(services.address(composition, name))),
         first=services.FIRST,
-        reaches=sum(1 << names.index(other) for other in reached),
+        reaches=sum(1 << services.slot(composition, other) for other in reached),
         outside=services.goes_outside(composition, name),
         gateway=gateway,
     )

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from blake3 import blake3
 
@@ -282,6 +283,7 @@ class Importer:
             full_bytes=head.full_bytes,
             dump_bytes=head.raw_bytes,
             template=self.template,
+            composition=self.template.composition if self.template.docker else msgspec.UNSET,
         )
 
     def _make_files(self, row: CheckpointRow) -> None:

@@ -71,7 +71,7 @@ class Captures:
         head = self._of.services.checkpoints[self._of.row.head]
         row = self._of.services.new_checkpoint(self._of.row, Verdict.NONE, label)
         row.files, row.dump, row.ipc, row.held = head.files, head.dump, head.ipc, head.held
-        row.programs = excluded.retained(self._of.row.programs)
+        self._note_state(row)
         row.files_bytes, row.dump_bytes = head.files_bytes, head.dump_bytes
         row.full_bytes = row.files_bytes + row.dump_bytes
         row.started_at = row.captured_at = time.time()
@@ -83,6 +83,12 @@ class Captures:
         self._of.services.spawn(self.store(inflight), f"store {row.id}")
         return inflight
 
+    def _note_state(self, row: CheckpointRow) -> None:
+        """What the host knows of the state that this checkpoint will hold."""
+        row.programs = excluded.retained(self._of.row.programs)
+        if self._of.row.docker:
+            row.composition = self._of.row.composition
+
     def begin(self, verdict: Verdict, *, label: str | None = None, ipc: bool = False, hold: bool = False) -> InFlight:
         """Begin the checkpoint of a turn. From here on the gate is closed until it is captured."""
         row = self._of.services.new_checkpoint(self._of.row, verdict, label)
@@ -91,7 +97,7 @@ class Captures:
 
     def resume(self, row: CheckpointRow, *, hold: bool = False) -> InFlight:
         """Take the checkpoint that `row` describes: begun now, or by a daemon that died."""
-        row.programs = excluded.retained(self._of.row.programs)
+        self._note_state(row)
         inflight = InFlight(row, self._of.services.checkpoints[self._of.row.head])
         inflight.hold = inflight.moving = hold
         self._of.services.checkpoints[row.id] = row

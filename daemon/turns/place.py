@@ -32,12 +32,16 @@ def place(row: SandboxRow, service: str | None) -> Place:
             return Place(env=row.env, workdir=row.workdir, user=row.user)
         raise Invalid("it has no services", hint="leave `service` out", sandbox=row.id)
     name = service or composition.main
-    said, main = composition.services.get(name), composition.services[composition.main]
+    if not name:
+        return Place(env=row.env, workdir=row.workdir, user=row.user)
+    said, main = composition.services.get(name), composition.services.get(composition.main)
     if said is None:
         raise NotFound(f"no service {name}", hint=f"there are: {', '.join(composition.services)}", sandbox=row.id)
     if name == composition.main:
         return Place(services.root(name), row.env, row.workdir, row.user, name)
-    host = {key: value for key, value in row.env.items() if key not in main.env}  # gateway, credentials
+    host: dict[str, str] = {}  # gateway, credentials; a container that a program has added gets none of it
+    if main is not None and not said.container:
+        host = {key: value for key, value in row.env.items() if key not in main.env}
     return Place(
         services.root(name),
         {**host, **said.env},

@@ -59,6 +59,8 @@ def _places(composition: Composition | None, port: int) -> list[tuple[socket.Add
         for one in service.ports:
             if one.published == port:
                 return [(socket.AF_INET, services.address(composition, name), one.target)]
+    if not composition.main:
+        return [(family, address, port) for family, address in LOOPBACKS]
     return [(socket.AF_INET, services.address(composition, composition.main), port)]
 
 
@@ -80,7 +82,7 @@ async def listening(live: LiveSandbox) -> list[int]:
     if composition is None:
         return sorted({port for _, port in listeners})
     addresses = {services.address(composition, name): name for name in composition.services}
-    main = {port for address, port in listeners if addresses.get(address) == composition.main}
+    main = {port for address, port in listeners if addresses.get(address, "") == composition.main}
     published = {
         one.published
         for address, port in listeners

@@ -418,6 +418,12 @@ class Programs:
         self._drop(program)
         await self.publish()
 
+    async def remove_service(self, name: str) -> None:
+        """Likewise all that have run as this service, or in it."""
+        for row in list(self._live.row.programs.values()):
+            if row.service == name:
+                await self.remove(row.id)
+
     async def release(self, program: str) -> None:
         """Forget one that has ended, and its log; what it started runs on."""
         with contextlib.suppress(SupervisorGone), contextlib.ExitStack() as opened:

@@ -174,6 +174,22 @@ class ServiceControl:
             raise failure
         return [self.info(name) for name in names]
 
+    async def start(self, name: str) -> ServiceInfo:
+        """Start one service, unless it runs. No turn of its own."""
+        self.info(name)
+        async with self._live.using():
+            row = self.row(name)
+            if row is None or row.exit_status is not None:
+                await self._start(name)
+        return self.info(name)
+
+    async def changed(self, timeout: float = POLL) -> None:
+        """Returns when something of a service has changed, or after this many seconds."""
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait()
+
     async def stop(self, name: str, request: StopRequest) -> ServiceInfo:
         """Stop a service: its signal, and after a while SIGKILL. It is not started again by its policy."""
         self.info(name)
@@ -250,6 +266,8 @@ class ServiceControl:
         await self._end_rest(name)
         pause = pause_before_restart(said, row, exit_code(status), time.time() - row.started_at)
         if pause is None:
+            if said.remove_at_end and name in self.composition.services:
+                await self._live.added.remove(name)
             return
         await asyncio.sleep(pause)
         row = self._current(program)
@@ -381,10 +399,7 @@ class ServiceControl:
                     if row.exit_status is not None:
                         how = f"ended with {exit_code(row.exit_status)}: {await self._last_words(row)}"
                     raise Conflict(f"service {name} {how}", hint="look at its log", sandbox=self._live.row.id)
-            async with self._changed:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL):
-                        await self._changed.wait()
+            await self.changed()
 
     async def _last_words(self, row: ProgramRow) -> str:
         with contextlib.suppress(PagurusError):

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from daemon import metrics, states
 from daemon.catalogue import SandboxRow, put_checkpoint, put_sandbox, put_turn
 from daemon.checkpoints.inflight import InFlight, Services
+from daemon.turns.added import AddedServices
 from daemon.turns.captures import Captures
 from daemon.turns.place import Place, located, place
 from daemon.turns.programs import Programs
@@ -80,6 +81,7 @@ class LiveSandbox:
         self.commands: dict[str, RunningCommand | None] = {}  # those under way, by their key; None: not started yet
         self.programs = Programs(self)
         self.composed = ServiceControl(self)
+        self.added = AddedServices(self)
         self.sessions = ShellSessions(self, self.programs)
         self._ending = asyncio.Lock()
         self._assessor = Assessor()

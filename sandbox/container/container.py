@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ from sandbox.container.process import (
     unreaped_status,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
+from sandbox.container.services import Join
 from sandbox.container.shim import Shim, ShimError, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
 from sandbox.descriptors import closing
@@ -84,6 +86,10 @@ class ContainerSpec:
     workdir: str = "/"  # made with the sandbox where its image lacks it
     login: bool = False  # likewise the user of :mod:`sandbox.container.users`
     composition: Composition | None = None  # the services whose roots its tree holds
+
+
+def _words(joins: Iterable[Join]) -> list[str | int]:
+    return [word for join in joins for word in (join.source, join.target, int(join.read_only))]
 
 
 class Container:
@@ -239,9 +245,20 @@ class Container:
         views = await asyncio.to_thread(kernel_views.make, self.spec.run_dir, self.cgroup)
         await self.call("views", *(str(word) for view in views for word in view))
         if self.spec.composition is not None:
-            joins = services.joins(self.spec.composition)
-            words = ((join.source, join.target, int(join.read_only)) for join in joins)
-            await self.call("joins", *(word for part in words for word in part))
+            await self.change_services(self.spec.composition)
+
+    async def change_services(self, composition: Composition | None) -> None:
+        """From now on it has these services: the next pid 1 mounts their roots. The present one is left as it is."""
+        self.spec = dataclasses.replace(self.spec, composition=composition)
+        await self.call("joins", *_words(services.joins(composition)))
+
+    async def join_service(self, composition: Composition, name: str) -> None:
+        """Mount the root of a service for the living pid 1. Raises Refused."""
+        await self.call("join", *_words(services.joins_of(composition, name)))
+
+    async def part_service(self, name: str) -> None:
+        """Take the mount of its root away again, with what is mounted in it. Raises Refused."""
+        await self.call("part", services.root(name))
 
     async def _mount(self) -> None:
         await asyncio.to_thread(quota.count, self.tree, self.spec.id)
@@ -369,7 +386,8 @@ class Container:
         if (composition := self.spec.composition) is None:
             return [self.inside]
         names = sorted(composition.services, key=lambda name: name != composition.main)
-        return [self.inside.below(services.root(name)) for name in names]
+        own = [] if composition.main else [self.inside]
+        return own + [self.inside.below(services.root(name)) for name in names]
 
     def tasks(self) -> list[int]:
         """Host pids of the sandbox's processes."""

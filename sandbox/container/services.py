@@ -60,6 +60,12 @@ def owner(path: str) -> str | None:
     return parts[2] if len(parts) > 2 and parts[:2] == ("/", "services") else None
 
 
+def slot(composition: Composition, service: str) -> int:
+    """The number of a service's address among those of its sandbox."""
+    own = composition.services[service].slot
+    return list(composition.services).index(service) if own is None else own
+
+
 def address(composition: Composition, service: str) -> str:
     """IPv4 address of a service, in the loopback network of the sandbox.
 
@@ -67,7 +73,7 @@ def address(composition: Composition, service: str) -> str:
     >>> address(Composition(services={"web": Service(image="a"), "db": Service(image="b")}, main="web"), "db")
     '127.1.0.3'
     """
-    return str(IPv4Address(FIRST + list(composition.services).index(service)))
+    return str(IPv4Address(FIRST + slot(composition, service)))
 
 
 def reaches(composition: Composition, service: str) -> list[str]:
@@ -83,16 +89,22 @@ def goes_outside(composition: Composition, service: str) -> bool:
     return any(not composition.networks[name].internal for name in composition.services[service].networks)
 
 
-def joins(composition: Composition) -> tuple[Join, ...]:
+def joins(composition: Composition | None) -> tuple[Join, ...]:
     """What is mounted in the root of each service, in order."""
-    result: list[Join] = []
-    for name, service in composition.services.items():
-        result.append(Join(root(name), root(name)))  # a mount of its own: what `df` and `findmnt` look for
-        result += [Join(shared, below(name, shared)) for shared in SHARED]
-        result += [
-            Join(f"{VOLUMES}/{volume.name}", below(name, volume.target), volume.read_only) for volume in service.volumes
-        ]
-    return tuple(result)
+    if composition is None:
+        return ()
+    return tuple(join for name in composition.services for join in joins_of(composition, name))
+
+
+def joins_of(composition: Composition, name: str) -> list[Join]:
+    """Likewise of one."""
+    service = composition.services[name]
+    return [
+        Join(root(name), root(name)),  # a mount of its own: what `df` and `findmnt` look for
+        *(Join(shared, below(name, shared)) for shared in SHARED),
+        *(Join(f"{VOLUMES}/{one.name}", below(name, one.target), one.read_only) for one in service.volumes),
+        *(Join(one.source, below(name, one.target), one.read_only) for one in service.trees),
+    ]
 
 
 def hosts(composition: Composition, service: str) -> bytes:

@@ -17,13 +17,12 @@ from blake3 import blake3
 
 from sandbox.container import services
 from sandbox.errors import ImageNotFound, Invalid, NotFound
-from sandbox.image.store import ImageStore, StoredImage, Used
+from sandbox.image.store import COMPOSED, ImageStore, StoredImage, Used
 from sandbox.messages import Composition, Service
 from sandbox.tree import copy
 from sandbox.tree.copy_into import canonical
 from sandbox.tree.safe_path import directory, make_parents, opened
 
-PREFIX = "composition-"  # of the names of such images
 RETAINED = 32  # of them that no sandbox uses
 _VERSION = 2  # of what is made of the same images
 _MODES = {"/proc": 0o555, "/sys": 0o555}
@@ -99,7 +98,7 @@ def image(store: ImageStore, composition: Composition, bases: dict[str, StoredIm
     `used`: as for :meth:`ImageStore.remove`. Blocks: some seconds for 50,000 files, once.
     """
     digest = _digest(composition, bases)
-    name = PREFIX + digest[:16]
+    name = COMPOSED + digest[:16]
     if name not in store.list() or store.resolve(name).digest != digest:
 
         def fill(tree: Path) -> None:
@@ -113,7 +112,7 @@ def image(store: ImageStore, composition: Composition, bases: dict[str, StoredIm
 
 
 def _forget_old(store: ImageStore, used: Used) -> None:
-    made = [store.info(name) for name in store.list() if name.startswith(PREFIX)]
+    made = [store.info(name) for name in store.list() if name.startswith(COMPOSED)]
     idle = [info for info in made if info.digest not in used()]
     for info in sorted(idle, key=lambda info: -info.created_at)[RETAINED:]:
         with contextlib.suppress(ImageNotFound):

@@ -43,6 +43,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 MAX_FILE = 250  # characters of the name of a file
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOUNT_POINTS = {"dev": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777, "run": 0o755, "root": 0o700, "etc": 0o755}
+BUILT, COMPOSED = "built-", "composition-"  # beginnings of names that the daemon gives; no list of names shows them
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 Used = Callable[[], Container[str]]  # digests of trees that sandboxes use, or are about to
 Fill = Callable[[Path], ImageConfig | None]
@@ -104,7 +105,7 @@ class ImageStore:
         """
         path = self._path(name)
         if path is None:
-            existing = ", ".join(self.list()) or "none"
+            existing = ", ".join(name for name in self.list() if not name.startswith((BUILT, COMPOSED))) or "none"
             raise ImageNotFound(
                 f"no image {name!r}; there are: {existing}",
                 hint=f"pagurus image pull or import; for debian {hints.image()}",

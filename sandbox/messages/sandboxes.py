@@ -88,6 +88,7 @@ class Settings(msgspec.Struct, kw_only=True):
     mounts: list[Mount] = []  # in addition to the file tree
     ignore: IgnoreRules | None = None  # what alone makes no checkpoint
     composition: Composition | None = None  # the services that it consists of, instead of an image
+    docker: bool = False  # its programs find an Engine API at DOCKER_HOST, whose containers are services of the sandbox
     no_new_privs: bool = False  # set-user-ID programs and file capabilities give nothing: no sudo, su, ping
     lifetime: Seconds | None = None  # from its creation; never cuts a call short
     idle_timeout: Seconds | None = None  # without any call

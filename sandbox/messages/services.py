@@ -17,6 +17,7 @@ from sandbox.messages.processes import ServiceName, SignalNumber, User
 MAX_SERVICES = 32
 Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_MainName = Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$")]
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^/[^\0]*$")]
 
 
@@ -68,8 +69,19 @@ class HostMount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     target: _Path  # in the service
 
 
+class TreeMount(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A file or directory of the sandbox's own tree, for a service that a program of the sandbox has made."""
+
+    source: _Path  # in the sandbox
+    target: _Path  # in the service
+    read_only: bool = False
+
+
 class PublishedPort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A port of a service under a number by which clients outside ask for it (`sandbox.ports`)."""
+    """A port of a service under a number by which clients outside ask for it (`sandbox.ports`).
+
+    Of one that a program of the sandbox has made, the sandbox's other programs find it at 127.0.0.1 by that number.
+    """
 
     target: Port  # on which the service listens
     published: Port
@@ -99,6 +111,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     restart_attempts: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0  # of on-failure; 0: without end
     volumes: list[Volume] = []
     mounts: list[HostMount] = []
+    trees: list[TreeMount] = []
     tmpfs: list[_Path] = []  # directories that are empty whenever it starts
     networks: dict[ServiceName, list[ServiceName]] = msgspec.field(
         default_factory=lambda: {"default": []}
@@ -111,6 +124,10 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     stop_grace_period: _Seconds = 10.0
     labels: dict[str, str] = {}
     image_digest: str = ""  # the content that the image's name meant then; the daemon says
+    slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SERVICES)] | None = None  # of its address; None: its place in order
+    container: str = ""  # the id of one that a program of the sandbox has added
+    created_at: float = 0.0  # of such a one: seconds since the epoch
+    remove_at_end: bool = False  # of such a one: it goes when its program has ended
     stdin_open: bool = False  # its stdin is a pipe that stays open, so that a shell waits; else it is empty
 
 
@@ -125,7 +142,9 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     services: dict[ServiceName, Service]
     networks: dict[ServiceName, ServiceNetwork] = msgspec.field(default_factory=lambda: {"default": ServiceNetwork()})
-    main: ServiceName  # the one that calls mean which name none
+    #: Images that programs of the sandbox have built: by the name that they gave, that on the host.
+    images: dict[Annotated[str, msgspec.Meta(max_length=200)], ImageName] = {}
+    main: _MainName  # the one that calls mean which name none; "": the sandbox's own tree
 
     def order(self) -> list[str]:
         """The services, each after those that it depends on. Raises ValueError where that is not possible."""

@@ -258,21 +258,59 @@ static bool is_own_place(const struct join *join) {
     return join->from && join->to && strcmp(join->from, join->to) == 0;
 }
 
-/* Mounts directories on themselves below the root, which is the working directory: before what lies in them. */
-static const char *place_roots(const struct shim *s) {
-    for (int i = 0; i < s->join_count; i++) {
-        if (!is_own_place(&s->join[i])) continue;
-        int place = open_below(AT_FDCWD, s->join[i].to);
-        int tree = place < 0 ? -1 : (int)syscall(SYS_open_tree, place, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-        int failed = tree < 0 || syscall(SYS_move_mount, tree, "", place, "",
-                                         MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
-        int saved = errno;
-        if (tree >= 0) close(tree);
-        if (place >= 0) close(place);
-        errno = saved;
-        if (failed) return "service root";
+/* A directory or a file below the root, which is the working directory; links are not followed. */
+static int open_place(const char *path) {
+    struct open_how how = {
+        .flags = O_PATH | O_CLOEXEC,
+        .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS,
+    };
+    return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
+}
+
+/* Mounts what is at one place at another one too: the root of a service on itself, all else with what is mounted in it. */
+static const char *place_join(const struct join *join) {
+    if (!join->from || !join->to) {
+        errno = ENOMEM;
+        return "join";
     }
-    return NULL;
+    unsigned all = is_own_place(join) ? 0 : AT_RECURSIVE;
+    int from = open_place(join->from), to = from < 0 ? -1 : open_place(join->to);
+    int tree = to < 0 ? -1 : (int)syscall(SYS_open_tree, from, "", AT_EMPTY_PATH | all | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
+    int failed = tree < 0;
+    if (!failed && join->read_only) failed = syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &attr, sizeof attr) < 0;
+    if (!failed)
+        failed = syscall(SYS_move_mount, tree, "", to, "", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
+    int saved = errno;
+    if (tree >= 0) close(tree);
+    if (to >= 0) close(to);
+    if (from >= 0) close(from);
+    errno = saved;
+    return failed ? is_own_place(join) ? "service root" : "join" : NULL;
+}
+
+static const char *place_all(const struct join *joins, int count, bool own) {
+    const char *stage = NULL;
+    for (int i = 0; i < count && !stage; i++)
+        if (is_own_place(&joins[i]) == own) stage = place_join(&joins[i]);
+    return stage;
+}
+
+/* In the mount namespace of a living pid 1, at whose root we are. */
+const char *join_here(const struct join *joins, int count) {
+    const char *stage = place_all(joins, count, true);
+    return stage ? stage : place_all(joins, count, false);
+}
+
+/* Likewise: takes the mount at PATH away, and what is mounted in it. Whoever uses it keeps it. */
+const char *part_here(const char *path) {
+    int place = open_below(AT_FDCWD, path);
+    if (place < 0) return "mount place";
+    int failed = fchdir(place) < 0 || umount2(".", MNT_DETACH) < 0;
+    int saved = errno;
+    close(place);
+    errno = saved;
+    return failed ? "part" : NULL;
 }
 
 /* Puts the binds below the root, which is the working directory. */
@@ -330,17 +368,6 @@ static const char *mask_proc(void) {
     return NULL;
 }
 
-static const char *place_joins(const struct shim *s) {
-    for (int i = 0; i < s->join_count; i++) {
-        const struct join *join = &s->join[i];
-        if (is_own_place(join)) continue;
-        if (!join->from || !join->to || mount(join->from, join->to, NULL, MS_BIND | MS_REC, NULL) < 0) return "join";
-        struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};
-        if (join->read_only && syscall(SYS_mount_setattr, AT_FDCWD, join->to, 0, &attr, sizeof attr) < 0) return "join";
-    }
-    return NULL;
-}
-
 /* Called by pid 1 to be, in its own mount namespace, with the working directory on the overlay.
  *
  * The mounts that a less privileged mount namespace inherits are locked; pivot_root wants one that
@@ -356,7 +383,7 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     struct stat st;
     if (lstat("proc", &st) < 0 || !S_ISDIR(st.st_mode)) return "/proc was replaced";
     if (mount("proc", "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) < 0) return "mount proc";
-    const char *stage = place_roots(s);
+    const char *stage = place_all(s->join, s->join_count, true);
     if (!stage) stage = place_binds(s, sources);
     if (stage) return stage;
     if (syscall(SYS_pivot_root, ".", ".") < 0) return "pivot_root";
@@ -370,5 +397,5 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=256") < 0)
         return "mount devpts";
     stage = mask_proc();
-    return stage ? stage : place_joins(s);
+    return stage ? stage : place_all(s->join, s->join_count, false);
 }

@@ -261,16 +261,53 @@ static void command_views(void) {
     answer(NULL, 0, "ok\n");
 }
 
-/* joins [FROM TO READ_ONLY]...: what each pid 1 mounts at last, in this order */
+static void free_joins(struct join *joins, int count) {
+    for (int i = 0; i < count; i++) {
+        free(joins[i].from);
+        free(joins[i].to);
+    }
+    free(joins);
+}
+
+/* The fields as joins; NULL where they are none. */
+static struct join *joins_of_fields(int *count) {
+    struct join *joins = fields % 3 == 1 ? calloc((size_t)fields / 3 + 1, sizeof *joins) : NULL;
+    *count = 0;
+    for (int i = 1; joins && i < fields; i += 3)
+        joins[(*count)++] = (struct join){strdup(field[i]), strdup(field[i + 1]), field[i + 2][0] == '1'};
+    return joins;
+}
+
+/* joins [FROM TO READ_ONLY]...: what each pid 1 from now on mounts at last, in this order */
 static void command_joins(void) {
-    if (fields % 3 != 1 || shim.init) return refuse("joins", EINVAL);
-    struct join *joins = calloc((size_t)fields / 3 + 1, sizeof *joins);
-    if (!joins) return refuse("joins", ENOMEM);
-    int count = 0;
-    for (int i = 1; i < fields; i += 3)
-        joins[count++] = (struct join){strdup(field[i]), strdup(field[i + 1]), field[i + 2][0] == '1'};
-    shim.join = joins;  /* once in its life */
+    int count;
+    struct join *joins = joins_of_fields(&count);
+    if (!joins) return refuse("joins", EINVAL);
+    free_joins(shim.join, shim.join_count);
+    shim.join = joins;
     shim.join_count = count;
+    answer(NULL, 0, "ok\n");
+}
+
+/* join [FROM TO READ_ONLY]...: mount these now, for the pid 1 that lives */
+static void command_join(void) {
+    int count;
+    struct started out = {.pidfd = -1};
+    if (!shim.init) return refuse("join", ESRCH);
+    struct join *joins = joins_of_fields(&count);
+    if (!joins) return refuse("join", EINVAL);
+    change_mounts(&shim, joins, count, NULL, &out);
+    free_joins(joins, count);
+    if (out.failure.stage[0]) return refuse(out.failure.stage, out.failure.error);
+    answer(NULL, 0, "ok\n");
+}
+
+/* part PATH: take away what is mounted there, for the pid 1 that lives */
+static void command_part(void) {
+    struct started out = {.pidfd = -1};
+    if (!shim.init || fields != 2) return refuse("part", shim.init ? EINVAL : ESRCH);
+    change_mounts(&shim, NULL, 0, field[1], &out);
+    if (out.failure.stage[0]) return refuse(out.failure.stage, out.failure.error);
     answer(NULL, 0, "ok\n");
 }
 
@@ -486,7 +523,7 @@ static void command_exit(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } commands[] = {
-    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"joins", command_joins}, {"mount", command_mount}, {"umount", command_umount},
+    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"joins", command_joins}, {"join", command_join}, {"part", command_part}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
     {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"wait", command_wait}, {"network", command_network}, {"exit", command_exit},
 };

@@ -98,6 +98,7 @@ int status_pair(int pair[2]);
 void give_up(int status, const char *stage) __attribute__((noreturn));
 void await_status(int status, pid_t helper, struct started *out);
 void start_init(struct shim *s, struct started *out);
+void change_mounts(struct shim *s, const struct join *joins, int count, const char *parted, struct started *out);
 void start_command(struct shim *s, const struct command *c, struct started *out);
 void start_host(struct shim *s, const struct host_command *c, struct started *out);
 void set_slice(uint64_t nanoseconds, int nice);
@@ -111,6 +112,8 @@ const char *make_bind(struct shim *s, const char *from, bool read_only, struct b
 const char *make_view(const char *from, struct bind *bind);
 const char *make_targets(const struct shim *s);
 const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
+const char *join_here(const struct join *joins, int count);
+const char *part_here(const char *path);
 const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
 
 /* unneeded.c */

@@ -242,6 +242,36 @@ void start_init(struct shim *s, struct started *out) {
     close(pair[0]);
 }
 
+/* ------------------------------------------------------------------ mounts of a living sandbox */
+
+/* As host root in its mount namespace, where the sandbox may make no mounts. Of these, either the joins or PARTED. */
+void change_mounts(struct shim *s, const struct join *joins, int count, const char *parted, struct started *out) {
+    int pair[2];
+    out->pidfd = -1;
+    if (status_pair(pair) < 0) {
+        out->failure = (struct failure){.stage = "prepare", .error = errno};
+        return;
+    }
+    pid_t pid = clone_child(0, -1, NULL);
+    int saved = errno;
+    if (pid == 0) {
+        const char *stage;
+        prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+        if (setns(s->init_pidfd, CLONE_NEWNS) < 0 || chdir("/") < 0) give_up(pair[1], "join namespaces");
+        if ((stage = parted ? part_here(parted) : join_here(joins, count))) give_up(pair[1], stage);
+        _exit(0);
+    }
+    close(pair[1]);
+    if (pid < 0) {
+        out->failure = (struct failure){.stage = "clone", .error = saved};
+    } else {
+        await_status(pair[0], pid, out);
+        if (out->failure.stage[0]) kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+    }
+    close(pair[0]);
+}
+
 /* ------------------------------------------------------------------ commands inside */
 
 static void search_path(char **argv, char **envp) {
