@@ -59,13 +59,13 @@ async def serve(options: DaemonConfig, *, ready: Callable[[Host], None] | None =
     state, run = options.state, options.run
     private.directory(run, ours=RUN, mode=0o711)
     answers = Answers(run / "answers.sqlite")  # first: it refuses a second daemon, before that adopts anything
-    host = await open_host(options)
+    own = next(item.getsockname() for item in sockets if item.family == socket.AF_UNIX)
+    host = await open_host(options, own)
     gc.collect()
     gc.freeze()  # what is there now stays: looking through it again and again only takes time
     app = application(host, state / "tokens.json", answers)
     if options.e2b:
         secret = await asyncio.to_thread(key_file, state / "e2b.key")
-        own = next(item.getsockname() for item in sockets if item.family == socket.AF_UNIX)
         e2b(app, secret, options.e2b_templates, options.e2b_domain, own)
     listeners = Listeners(app, connections=options.connections)
     await listeners.open()

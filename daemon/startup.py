@@ -34,6 +34,7 @@ from daemon.checkpoints.persist import LOST, UNSTORED, USABLE, nearest
 from daemon.checkpoints.queue import CheckpointQueue
 from daemon.checkpoints.schedule import CheckpointStage
 from daemon.credentials.service import Credentials
+from daemon.docker.service import DockerService
 from daemon.gateway.service import GatewayService
 from daemon.gateway.upstream import GatewayConfig
 from daemon.host import leave, mounts, runs
@@ -70,7 +71,7 @@ RATES = {
 DRAIN = 10.0  # seconds that a stop waits for checkpoints under way
 
 
-async def open_host(options: config.DaemonConfig) -> Host:
+async def open_host(options: config.DaemonConfig, address: str) -> Host:
     """The host of these directories, with everything that a former daemon left."""
     state, run = options.state, options.run
     places = Places(
@@ -115,7 +116,7 @@ async def open_host(options: config.DaemonConfig) -> Host:
         undo.push_async_callback(gateway.close)
         host.gateway = gateway
         host.credentials = Credentials(state, host.networks)
-        host.attachments += [host.credentials, gateway]
+        host.attachments += [host.credentials, gateway, DockerService(host, address)]
         await recover(host)
         gateway.ready.set()
         if options.prove_every:

@@ -149,6 +149,9 @@ class _Reading(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._held = False  # by what speaks HTTP, which has enough for now
+        self.writable = asyncio.Event()  # not too much waits to be sent
+        self.writable.set()
+        self.ended: Callable[[], None] | None = None  # who reads on after HTTP; called when the client says no more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -189,19 +192,27 @@ class _Reading(asyncio.Protocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool | None:
-        return self._inner.eof_received()
+        if self.ended is None:
+            return self._inner.eof_received()
+        self.ended()
+        return True  # it may still listen
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
             self._transport = None
+            self.writable.set()
+            if self.ended is not None:
+                self.ended()
             self._inner.connection_lost(error)
 
     def pause_writing(self) -> None:
+        self.writable.clear()
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
+        self.writable.set()
         self._inner.resume_writing()
 
 

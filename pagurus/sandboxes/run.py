@@ -62,6 +62,7 @@ def run(
         bool, typer.Option("--detach", "-d", help="Leave the command running, and print the sandbox's id.")
     ] = False,
     no_new_privs: Annotated[bool, typer.Option("--no-new-privs", help="sudo, su and the like give nothing.")] = False,
+    docker: Annotated[bool, typer.Option("--docker", help="Its programs may use docker, within it.")] = False,
     user: WhoOption = None,
     env: EnvOption = None,
     workdir: Annotated[str | None, typer.Option("--workdir", "-w", help="Directory of its commands.")] = None,
@@ -87,9 +88,8 @@ def run(
             "at_end": AtEnd.REMOVE if remove else AtEnd.STOP,
             "network": net.policy(network, allow, credential) or Network.none(),
             "env": pairs(env, "--env"),
-            "no_new_privs": no_new_privs,
         }
-        settings["user"], settings["workdir"] = user, workdir
+        settings |= {"user": user, "workdir": workdir, "docker": docker, "no_new_privs": no_new_privs}
         if terminal and not detach:
             raise typer.Exit(_sit(image_name, settings, command or [], keep))
         result = call(lambda host: _start(host, image_name, settings, command or [], interactive, keep, detach))

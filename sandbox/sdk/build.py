@@ -81,6 +81,7 @@ class Builder:
         network: Network,
         limits: Limits,
         cache: bool = True,
+        offline: bool = False,
         secrets: Mapping[str, bytes] | None = None,
         agents: Mapping[str, Path] | None = None,
         contexts: Mapping[str, str] | None = None,
@@ -98,7 +99,8 @@ class Builder:
         self._outputs = [item for item in (output, log) if item is not None]
         self._named = {name.lower(): place for name, place in (contexts or {}).items()}
         self._hashes = Hashes.of_context(context.root) if cache and context.lasting else Hashes(None)
-        self._sources = RemoteSources(cache)
+        self._offline = offline
+        self._sources = RemoteSources(cache, offline)
         self._shows = output is not None
         self._secrets, self._agents = secrets or {}, agents or {}
         self._count = 0  # steps of all stages that are needed
@@ -257,7 +259,7 @@ class Builder:
         try:
             return await self._host.images.get(name)
         except NotFound:
-            if not reference.is_one(name):
+            if self._offline or not reference.is_one(name):
                 raise
         self._output(f"pull {reference.parse(name).address}")
         try:

@@ -84,13 +84,15 @@ class Client(Transport):
         at_end: AtEnd = AtEnd.STOP,
         ignore: IgnoreRules | None = None,
         no_new_privs: bool = False,
+        docker: bool = False,
     ) -> Creation:
         """A new sandbox: ``sb = await host.create(...)``, or ``async with host.create(...) as sb``.
 
         `env`, `workdir` and `user` (``"name[:group]"`` or numbers) are what commands have that say nothing else; what
         is not given here is the image's. `lifetime`: seconds from now; `idle_timeout`: seconds without a call. Neither
         cuts a call short. What happens then says `at_end`: a last checkpoint and a stop, or removal. With
-        `no_new_privs` set-user-ID programs (sudo, su) and file capabilities give nothing.
+        `no_new_privs` set-user-ID programs (sudo, su) and file capabilities give nothing. With `docker` its programs
+        find Docker's Engine API at DOCKER_HOST, whose containers are services of this sandbox.
         """
         request = CreateRequest(
             image=image,
@@ -111,6 +113,7 @@ class Client(Transport):
             at_end=at_end,
             ignore=ignore,
             no_new_privs=no_new_privs,
+            docker=docker,
         )
         return Creation(self, request)
 

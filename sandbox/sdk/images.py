@@ -149,6 +149,7 @@ class Images(Facet):
         limits: Limits | None = None,
         replace: bool = False,
         cache: bool = True,
+        offline: bool = False,
         secrets: Mapping[str, bytes] | None = None,
         ssh: Mapping[str, str | Path] | None = None,
         contexts: Mapping[str, str] | None = None,
@@ -157,13 +158,12 @@ class Images(Facet):
         """Build a Dockerfile, every step in a sandbox; no Docker Engine is needed.
 
         `context`: the directory that COPY reads, or a git repository (``https://host/project.git#ref:directory``).
-        `file`: the Dockerfile, when it is not in there; of a repository, its path within. `network`: what
-        RUN may reach (nothing, unless said). `cache`: do not carry out again what the host keeps of an earlier build,
-        by its content; what is carried out is kept in any case. `secrets`: by id, for ``RUN --mount=type=secret``; they
-        are in no image and in no key. `ssh`: sockets of agents of keys by id, for ``RUN --mount=type=ssh``; ``default``
-        is that of a mount without one. `contexts`: directories and images (``docker-image://...``) by the names that
-        FROM and --from use for them. `output` is called with each line, which an error then does not repeat. Raises
-        Invalid with the line of the Dockerfile that failed, or that is not supported.
+        `file`: the Dockerfile, when it is not in there; of a repository, its path within. `network`: what RUN may reach
+        (nothing, unless said). `cache`: do not repeat what the host keeps of an earlier build, by its content.
+        `offline`: pull no image, and fetch nothing for ADD. `secrets`: by id, for ``RUN --mount=type=secret``; they are
+        in no image and in no key. `ssh`: sockets of agents of keys by id, for ``RUN --mount=type=ssh``; ``default`` is
+        that of a mount without one. `contexts`: directories and images (``docker-image://...``) by the names that FROM
+        and --from use for them. `output` is called with each line. Raises Invalid with the line of the Dockerfile.
         """
         from sandbox.image import dockerfile
         from sandbox.image.stages import is_repository
@@ -179,7 +179,8 @@ class Images(Facet):
                 _, top = await asyncio.to_thread(repository.clone, str(context), directory, "", False)
                 place = None if file is None else Path(top, file)
             text = await asyncio.to_thread(read_dockerfile, top, place)
-            about = await asyncio.to_thread(BuildContext.of, top, place or Path(top, "Dockerfile"), lasting=not remote)
+            lasting, own = not (remote or offline), place or Path(top, "Dockerfile")
+            about = await asyncio.to_thread(BuildContext.of, top, own, lasting=lasting)
             builder = Builder(
                 self._client,
                 about,
@@ -188,6 +189,7 @@ class Images(Facet):
                 network=network or Network.none(),
                 limits=limits or Limits(),
                 cache=cache,
+                offline=offline,
                 secrets=secrets,
                 agents={name: Path(place) for name, place in (ssh or {}).items()},
                 contexts=contexts,

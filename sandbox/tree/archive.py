@@ -36,8 +36,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 # --------------------------------------------------------------------------- packing
 
 
-def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: bool = False) -> None:
-    """Write `path` below `root` to `out`: a directory as its content, anything else as itself.
+def pack(
+    root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: bool = False, named: bool = False
+) -> None:
+    """Write `path` below `root` to `out`: a directory as its content, anything else, or if `named`, as itself.
 
     `complete`: with FIFOs and extended attributes, for a tree that does not change. A file that grows or shrinks
     during it has the size that it had when its turn came.
@@ -47,7 +49,7 @@ def pack(root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: b
         opened(root, path, os.O_PATH) as result,
     ):
         packer = _Packer(packed, uid_base, complete)
-        if stat.S_ISDIR(os.fstat(result).st_mode):
+        if stat.S_ISDIR(os.fstat(result).st_mode) and not named:
             with opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
                 packer.directory(directory, "", 0)
         else:

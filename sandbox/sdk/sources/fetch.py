@@ -81,8 +81,9 @@ def _changed(header: str) -> float:
 class RemoteSources:
     """What the ADD instructions of one build fetch: files of the web, and git repositories. Fetched once."""
 
-    def __init__(self, cache: bool) -> None:
-        self._cache = cache
+    def __init__(self, cache: bool, offline: bool = False) -> None:
+        """`offline`: whatever would have to be fetched is refused."""
+        self._cache, self._offline = cache, offline
         self._undo = contextlib.ExitStack()
         self._fetched: dict[tuple[str, str], tuple[str, Path, str]] = {}  # address, checksum -> name, directory, digest
 
@@ -106,16 +107,22 @@ class RemoteSources:
         """The directory of a repository that is a context."""
         key = address, ""
         if key not in self._fetched:
+            self._need_online(address)
             directory = self._undo.enter_context(host_files.fresh_directory())
             commit, top = await asyncio.to_thread(repository.clone, address, directory, "", False)
             self._fetched[key] = ".", top, commit
         return self._fetched[key][1]
+
+    def _need_online(self, address: str) -> None:
+        if self._offline:
+            raise Invalid(f"{address[:200]}: this build fetches nothing itself", hint="fetch it by RUN")
 
     async def _of(self, copy: CopyInstruction, address: str, line: int) -> tuple[str, Path, str]:
         key = address, copy.checksum
         if key not in self._fetched:
             directory = self._undo.enter_context(host_files.fresh_directory())
             try:
+                self._need_online(address)
                 if address in copy.repositories:
                     cloned = asyncio.to_thread(repository.clone, address, directory, copy.checksum, copy.keep_git)
                     commit, top = await cloned

@@ -22,7 +22,7 @@ async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_
     place.run.mkdir(parents=True)
     options = DaemonConfig(state=place.state, run=place.run)
     try:
-        host = await open_host(options)
+        host = await open_host(options, "unused")
         try:
             real, writing = host.services.catalogue.write, asyncio.Event()
 
@@ -44,7 +44,7 @@ async def test_a_create_cancelled_while_its_rows_are_written_leaves_nothing(tmp_
             assert not list(host.places.trees.iterdir())
         finally:
             await close_host(host)
-        host = await open_host(options)  # what the catalogue says
+        host = await open_host(options, "unused")  # what the catalogue says
         try:
             assert not host.live_sandboxes and not host.services.checkpoints
         finally:

@@ -143,6 +143,7 @@ UNPACKS = {
     "sandbox.tree.host_files": "the host, by its rules",
     "sandbox.image.oci": "the tree of an image, as a layer",
     "daemon.api.files": "the tree of a sandbox",
+    "daemon.docker.archives": "the tree of a sandbox",
     "daemon.api.copies": "a fresh directory, as root's, for copy_into",
     "sandbox.tree.copy_into": "the tree of a sandbox",
     "sandbox.testing.file_routes": "the tree of a fake sandbox",

@@ -1,0 +1,108 @@
+"""`docker build` in a sandbox: the classic call of the Engine API, carried out by the builder of the host.
+
+Guarantee: a build fetches nothing itself, its steps reach what the sandbox may reach, within its limits; what comes out
+has a name in that sandbox, and in those that descend from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from aiohttp import web
+
+from daemon.docker import streams
+from daemon.docker.paths import Call
+from sandbox import Client
+from sandbox.container.cgroup import parse_bytes
+from sandbox.errors import Invalid, PagurusError
+from sandbox.image import reference
+from sandbox.image.store import BUILT
+from sandbox.tree import host_files, safe_path
+
+if TYPE_CHECKING:
+    from daemon.docker.engine import Engine
+
+MAX_CONTEXT = 4 << 30  # bytes of a context where the sandbox has no limit of its disk
+MAX_DOCKERFILE = 1 << 20
+MAX_IMAGES = 32  # names of one sandbox
+
+
+async def answer(engine: Engine, call: Call) -> web.StreamResponse:
+    """The lines of a build as they come, and at the end its image or its error."""
+    names = [one for tag in call.query.getall("t", []) for one in [reference.parse(tag).name]]
+    if len({*engine.composition.images, *names}) > MAX_IMAGES:
+        raise Invalid(f"a sandbox names {MAX_IMAGES} images at most", hint="docker rmi")
+    if call.query.get("remote"):
+        raise Invalid("a build in a sandbox takes its context from there", hint="clone it, and build the directory")
+    disk = engine.live.row.limits.disk
+    limit = MAX_CONTEXT if disk is None else min(MAX_CONTEXT, parse_bytes(disk))
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    lines: asyncio.Queue[dict[str, object] | None] = asyncio.Queue()
+    async with engine.building:
+        with host_files.fresh_directory(engine.host.images.directory) as directory:
+            await streams.fed(call.request, functools.partial(_unpack, directory, limit))
+            await response.prepare(call.request)
+            work = asyncio.ensure_future(_build(engine, call, directory, names, lines))
+            try:
+                while (line := await lines.get()) is not None:
+                    await response.write(json.dumps(line).encode() + b"\r\n")
+            finally:
+                work.cancel()
+                await asyncio.wait({work})
+    await response.write_eof()
+    return response
+
+
+async def _build(
+    engine: Engine, call: Call, directory: Path, names: list[str], lines: asyncio.Queue[dict[str, object] | None]
+) -> None:
+    row, made = engine.live.row, f"{BUILT}{secrets.token_hex(8)}"
+    file = call.query.get("dockerfile", "") or "Dockerfile"
+    try:
+        arguments = json.loads(call.query.get("buildargs", "") or "{}")
+        text = await asyncio.to_thread(host_files.read, directory, file.lstrip("/"), MAX_DOCKERFILE)
+        # Not in the context, where a link on the way could lead out of it.
+        with host_files.fresh_directory(engine.host.images.directory) as own:
+            await asyncio.to_thread(host_files.write, own / "Dockerfile", text)
+            async with Client(engine.address) as client:
+                image = await client.images.build(
+                    made,
+                    directory,
+                    file=own / "Dockerfile",
+                    arguments={str(key): str(value) for key, value in arguments.items() if value is not None},
+                    target=call.query.get("target") or None,
+                    network=row.network,
+                    limits=row.limits,
+                    cache=not call.flag("nocache"),
+                    offline=True,
+                    contexts=_contexts(engine.composition.images),
+                    output=lambda line: lines.put_nowait({"stream": f"{line}\n"}),
+                )
+        await engine.live.added.change_images(add=dict.fromkeys(names or [f"{image.digest[:12]}:latest"], made))
+        lines.put_nowait({"aux": {"ID": f"sha256:{image.digest}"}})
+        lines.put_nowait({"stream": f"Successfully built {image.digest[:12]}\n"})
+        for name in names:
+            lines.put_nowait({"stream": f"Successfully tagged {name}\n"})
+    except (PagurusError, OSError, ValueError) as error:
+        lines.put_nowait({"errorDetail": {"message": str(error)}, "error": str(error)})
+    finally:
+        lines.put_nowait(None)
+
+
+def _unpack(directory: Path, limit: int, stream: IO[bytes]) -> None:
+    with safe_path.directory(directory) as top:
+        host_files.unpack(stream, top, limit=limit)
+
+
+def _contexts(images: Mapping[str, str]) -> dict[str, str]:
+    """What FROM may name in addition to the images of the host."""
+    result = {}
+    for tag, name in images.items():
+        result[tag] = result[tag.removesuffix(":latest")] = f"docker-image://{name}"
+    return result

@@ -1,0 +1,116 @@
+"""Docker's Engine API for the programs of one sandbox.
+
+Guarantee: whatever a client asks for is done to that sandbox alone, within its limits; nothing is fetched from outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from daemon.docker import bodies, shown
+from daemon.turns.added import NONE
+from sandbox.errors import ImageNotFound, NotFound
+from sandbox.image import reference
+from sandbox.image.store import BUILT
+from sandbox.messages import Composition
+
+if TYPE_CHECKING:
+    from daemon.host.host import Host
+    from daemon.turns.turns import LiveSandbox
+    from sandbox.image.store import StoredImage
+
+MAX_EXECS = 256  # that are remembered, of one sandbox
+
+
+@dataclass
+class PreparedExec:
+    """A command in a container: made by one request, started by another, looked at by a third."""
+
+    container: str
+    body: bodies.ExecBody
+    number: str = field(default_factory=lambda: secrets.token_hex(32))
+    program: str = ""
+    exit_code: int | None = None
+    attached: bool = False
+    finishing: asyncio.Task[None] | None = None
+
+
+class Engine:
+    """What one sandbox has of the engine in addition to its services."""
+
+    def __init__(self, host: Host, live: LiveSandbox, address: str) -> None:
+        """`address`: of the daemon's own socket."""
+        self.host = host
+        self.live = live
+        self.address = address
+        self.building = asyncio.Lock()
+        self.execs: dict[str, PreparedExec] = {}
+
+    @property
+    def composition(self) -> Composition:
+        return self.live.row.composition or NONE
+
+    def name(self, said: str) -> str:
+        """The service that is meant by a name, or by the beginning of an id. Raises NotFound."""
+        said = said.removeprefix("/")
+        if said in self.composition.services:
+            return said
+        matches = [
+            name for name, one in self.composition.services.items() if shown.identity(name, one).startswith(said)
+        ]
+        if len(matches) != 1 or len(said) < 3:
+            raise NotFound(f"No such container: {said[:80]}", hint="docker ps -a lists them")
+        return matches[0]
+
+    def image(self, said: str) -> StoredImage:
+        """An image of the host, or one that was built here. Raises NotFound. Blocks."""
+        try:
+            if said.startswith(BUILT):  # by another sandbox
+                raise ImageNotFound(f"no image {said}", hint="docker images lists those of this host")
+            return self.host.images.resolve(self.composition.images.get(tagged(said), said))
+        except ImageNotFound as error:
+            raise NotFound(f"No such image: {said[:200]}", hint=error.hint) from None
+
+    def network(self, said: str) -> str:
+        names = [bodies.BRIDGE, *self.composition.networks]
+        if said in names:
+            return said
+        matches = [name for name in names if shown.network_id(name).startswith(said)]
+        if not matches or len(said) < 3:
+            raise NotFound(f"network {said[:80]} not found", hint="docker network ls lists them")
+        return matches[0]
+
+    def finished(self, name: str) -> float:
+        """When it ended, where that is known: the daemon remembers no more than that it has."""
+        row = self.live.composed.row(name)
+        return 0.0 if row is None or row.exit_status is None else row.started_at
+
+    def remember(self, prepared: PreparedExec) -> None:
+        self.execs[prepared.number] = prepared
+        while len(self.execs) > MAX_EXECS:
+            del self.execs[next(iter(self.execs))]
+
+    def prepared(self, number: str) -> PreparedExec:
+        if number not in self.execs:
+            raise NotFound(f"No such exec instance: {number[:80]}", hint="make one again")
+        return self.execs[number]
+
+    async def change_network(self, name: str, network: str, *, aliases: list[str] | None) -> None:
+        """Put a container into a network (with these other names), or take it out (None)."""
+        said = self.composition.services[name]
+        networks = {other: names for other, names in said.networks.items() if other != network}
+        if aliases is not None:
+            networks[network] = aliases
+        await self.live.added.change(name, networks=networks)
+
+
+def tagged(name: str) -> str:
+    """A name of an image with its tag.
+
+    >>> tagged("app"), tagged("team/app:2"), tagged("docker.io/library/app")
+    ('app:latest', 'team/app:2', 'app:latest')
+    """
+    return reference.parse(name).name if reference.is_one(name) else name

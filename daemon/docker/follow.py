@@ -1,0 +1,188 @@
+"""The outputs of containers and of commands in them, for clients of Docker's Engine API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from daemon.catalogue import ProgramRow
+from daemon.docker import bodies, streams
+from daemon.docker.paths import Call
+from sandbox.container.process import exit_code
+from sandbox.errors import CommandNotFound, PagurusError
+from sandbox.messages import LogChunk, ProcessRequest, ProgramKind
+
+if TYPE_CHECKING:
+    from daemon.docker.engine import PreparedExec
+    from daemon.turns.turns import LiveSandbox
+
+EXEC_LOG = 1 << 20  # bytes of each output that wait for the client
+NOT_STARTED, NO_PROGRAM = 126, 127  # exit codes of a command that cannot be started, and of one that is not there
+
+
+def tail_of(data: bytes, lines: str) -> bytes:
+    """The last lines of a log; `lines`: a number, or "all".
+
+    >>> tail_of(b"a\\nb\\nc\\n", "2")
+    b'b\\nc\\n'
+    """
+    if not lines.isdigit():
+        return data
+    count = int(lines)
+    return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
+
+
+async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:
+    """What a container has printed, since its last start, and with `follow` what it prints until it ends."""
+    response = web.StreamResponse(headers={"Content-Type": streams.FRAMES})
+    requested = [stream for stream in ("stdout", "stderr") if call.flag(stream)]
+    row = live.composed.row(name)
+    await response.prepare(call.request)
+    if row is None:
+        await response.write_eof()
+        return response
+    try:
+        logs = await live.programs.logs(row.id, (0, 0))
+        tail = call.query.get("tail", "all")
+        for stream in requested:
+            if part := tail_of(logs.stdout if stream == "stdout" else logs.stderr, tail):
+                await response.write(streams.frame(stream, part))
+        if call.flag("follow"):
+            ends = (logs.stdout_start + len(logs.stdout), logs.stderr_start + len(logs.stderr))
+
+            async def put(chunk: LogChunk) -> None:
+                if chunk.stream in requested:
+                    await response.write(streams.frame(chunk.stream, chunk.data))
+
+            await live.programs.follow(row.id, ends, put)
+    except* (PagurusError, ConnectionError):  # it went with its state, or the client has left
+        pass
+    with contextlib.suppress(ConnectionError):
+        await response.write_eof()
+    return response
+
+
+async def attach(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:
+    """The outputs of a container from now on, or from its next start, and its input; until it has ended."""
+    before = live.composed.row(name)
+    running = before is not None and before.exit_status is None
+    since = (0, 0)
+    if running and before is not None and not call.flag("logs"):
+        outputs = (await (await live.programs.supervisor(before.id)).state()).outputs
+        since = (outputs[0].end, outputs[1].end)
+    connection = streams.TakenConnection(call.request)
+    row = before if running else await _next(live, name, before)
+    if row is not None:
+        requested = {stream for stream in ("stdout", "stderr") if call.flag(stream)}
+        stdin = call.flag("stdin") and live.composed.composition.services[name].stdin_open
+        await _pump(live, row, connection, since, requested, stdin=stdin)
+    return connection.close()
+
+
+async def _next(live: LiveSandbox, name: str, before: ProgramRow | None) -> ProgramRow | None:
+    """The program of its next start; None: it was removed before."""
+    while live.row.composition is not None and name in live.row.composition.services:
+        row = live.composed.row(name)
+        if row is not None and row.pid and (before is None or row.id != before.id):
+            return row
+        await live.composed.changed(0.05)
+    return None
+
+
+async def run_exec(live: LiveSandbox, prepared: PreparedExec, call: Call, *, detach: bool) -> web.StreamResponse:
+    """Start a command in a container; unless detached, its outputs until they end."""
+    body = prepared.body
+    request = ProcessRequest(
+        command=bodies.words(body.cmd) or [],
+        service=prepared.container,
+        env=bodies.variables(body.env),
+        user=body.user or None,
+        cwd=body.working_dir or None,
+    )
+    argv = bodies.words(body.cmd) or []
+    # Before it prints: clients lose what comes together with the answer.
+    connection = None if detach else streams.TakenConnection(call.request)
+    try:
+        async with live.using():
+            row = await live.programs.launch(
+                ProgramKind.PROCESS,
+                argv,
+                request,
+                stdin=body.attach_stdin,
+                log_limit=EXEC_LOG,
+                first=7 if detach else 0,  # attached: its outputs wait for the client
+            )
+    except PagurusError as error:
+        prepared.exit_code = NO_PROGRAM if isinstance(error, CommandNotFound) else NOT_STARTED
+        if connection is None:
+            raise
+        await connection.write("stderr", f"OCI runtime exec failed: {error.message}\n".encode())
+        return connection.close()
+    prepared.program, prepared.attached = row.id, not detach
+    work = _finish(live, prepared)
+    prepared.finishing = live.services.spawn(work, f"docker exec in {live.row.id}", lasting=True)
+    if connection is None:
+        return web.Response(status=200)
+    return await _attended(live, prepared, row, connection)
+
+
+async def _attended(
+    live: LiveSandbox, prepared: PreparedExec, row: ProgramRow, connection: streams.TakenConnection
+) -> web.StreamResponse:
+    """The outputs of a command in a container until they end, and its input."""
+    live.programs.read.add(row.id)
+    try:
+        await _pump(live, row, connection, (0, 0), {"stdout", "stderr"}, stdin=prepared.body.attach_stdin)
+        if prepared.finishing is not None:
+            await asyncio.shield(prepared.finishing)  # the client asks for the exit code next
+    finally:
+        live.programs.read.discard(row.id)
+        with contextlib.suppress(PagurusError):
+            if prepared.exit_code is None:
+                await (await live.programs.supervisor(row.id)).hold(False)
+            else:
+                await live.programs.release(row.id)
+    return connection.close()
+
+
+async def _finish(live: LiveSandbox, prepared: PreparedExec) -> None:
+    with contextlib.suppress(PagurusError):
+        await live.programs.wait(prepared.program, 1e9)
+        status = live.programs.row(prepared.program).exit_status
+        prepared.exit_code = None if status is None else exit_code(status)
+    if prepared.exit_code is None:
+        prepared.exit_code = 137  # it went with its state
+
+
+async def _pump(
+    live: LiveSandbox,
+    row: ProgramRow,
+    connection: streams.TakenConnection,
+    since: tuple[int, int],
+    requested: set[str],
+    *,
+    stdin: bool,
+) -> None:
+    """Both ways, until the outputs have ended or the client has left."""
+
+    async def put(chunk: LogChunk) -> None:
+        if chunk.stream in requested:
+            await connection.write(chunk.stream, chunk.data)
+
+    async def feed() -> None:
+        with contextlib.suppress(PagurusError):  # it reads no more, or has ended
+            while data := await connection.read():
+                await live.programs.write(row.id, data, None)
+            await live.programs.close_stdin(row.id)
+
+    feeding = asyncio.ensure_future(feed()) if stdin else None
+    try:
+        await live.programs.follow(row.id, since, put)
+    except* PagurusError:
+        pass
+    finally:
+        if feeding is not None:
+            feeding.cancel()

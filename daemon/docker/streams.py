@@ -1,0 +1,126 @@
+"""Connections that a client of Docker's Engine API takes over for a command: its outputs in frames, and its input.
+
+Guarantee: an output that the client does not read is not read from the command either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections.abc import Callable
+from typing import IO, cast
+
+from aiohttp import web
+from aiohttp.http import WebSocketReader
+
+from daemon.gateway.listener import PausedTransport
+from sandbox.container.pipes import in_thread, put
+from sandbox.errors import Closed, Invalid
+
+MAX_INPUT = 4 << 20  # bytes of a client's input that wait for the command
+_KINDS = {"stdin": 0, "stdout": 1, "stderr": 2}
+RAW = "application/vnd.docker.raw-stream"
+FRAMES = "application/vnd.docker.multiplexed-stream"
+
+
+def frame(stream: str, data: bytes) -> bytes:
+    """
+    >>> frame("stderr", b"no")
+    b'\\x02\\x00\\x00\\x00\\x00\\x00\\x00\\x02no'
+    """
+    return struct.pack(">BxxxI", _KINDS[stream], len(data)) + data
+
+
+class TakenConnection:
+    """A connection that speaks no HTTP any more. Made before anything is answered."""
+
+    def __init__(self, request: web.BaseRequest) -> None:
+        transport = cast(object, request.transport)
+        if not isinstance(transport, PausedTransport):
+            raise Closed("the client has left", hint="ask again")
+        self._transport = transport
+        self._input: asyncio.Queue[bytes] = asyncio.Queue()
+        self._waiting = 0
+        upgrade = request.headers.get("Upgrade", "").lower() == "tcp"
+        head = "101 UPGRADED" if upgrade else "200 OK"
+        more = "Connection: Upgrade\r\nUpgrade: tcp\r\n" if upgrade else ""
+        transport.write(f"HTTP/1.1 {head}\r\nContent-Type: {RAW}\r\n{more}\r\n".encode())
+        transport.reading.ended = self.feed_eof
+        if upgrade:
+            request.protocol.set_parser(cast(WebSocketReader, self))
+
+    # ----------------------------------------------------------------- what comes; called by who reads the connection
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self._waiting += len(data)
+        self._input.put_nowait(data)
+        if self._waiting > MAX_INPUT:
+            self._transport.pause_reading()
+        return False, b""
+
+    def feed_eof(self) -> None:
+        self._input.put_nowait(b"")
+
+    async def read(self) -> bytes:
+        """Some of the input; b"": it has ended, or the client has left."""
+        data = await self._input.get()
+        self._waiting -= len(data)
+        if self._waiting <= MAX_INPUT:
+            self._transport.resume_reading()
+        return data
+
+    # ----------------------------------------------------------------- what goes
+
+    async def write(self, stream: str, data: bytes) -> None:
+        """Returns when it is on its way. Raises Closed when the client has left."""
+        await self._transport.reading.writable.wait()
+        if self._transport.is_closing():
+            raise Closed("the client has left", hint="attach again")
+        self._transport.write(frame(stream, data))
+
+    def close(self) -> web.StreamResponse:
+        """The end of the connection; what the handler returns."""
+        self._transport.close()
+        return NoResponse()
+
+
+class NoResponse(web.StreamResponse):
+    """All has been said on the connection itself."""
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        self.force_close()
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        pass
+
+
+async def body(request: web.BaseRequest, limit: int) -> bytes:
+    """The whole of it. Raises Invalid when it is longer than `limit` bytes."""
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        size += len(part)
+        if size > limit:
+            raise Invalid(f"a body of more than {limit} bytes", hint="send less")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def fed(request: web.BaseRequest, work: Callable[[IO[bytes]], object]) -> None:
+    """Have a thread read the body of a request as it comes. Raises what `work` raises."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+
+    def read() -> None:
+        with os.fdopen(reader, "rb", buffering=1 << 18) as stream:
+            work(stream)
+
+    reading = in_thread(read)
+    try:
+        with os.fdopen(writer, "wb", buffering=0) as out:
+            async for part in request.content.iter_any():
+                if not reading.done():  # after an error the rest is read all the same: then the answer arrives
+                    with contextlib.suppress(BrokenPipeError):
+                        await asyncio.to_thread(put, out, part)
+    finally:
+        await reading

@@ -1,0 +1,280 @@
+"""Docker in a sandbox, by its real clients: the SDK for Python through a forwarded port, and the command itself."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import pytest
+from docker.errors import APIError, ContainerError, ImageNotFound, NotFound
+
+from daemon.docker.service import PORT
+from sandbox import Client, Sandbox
+from sandbox.messages import Mount
+from tests.support.daemon_host import Daemon
+
+T = TypeVar("T")
+SERVER = """perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(LocalPort => 80, Listen => 5, ReuseAddr => 1);
+while ($c = $s->accept) { print $c "hello ".$c->peerhost."\\n"; close $c }'"""
+ASK = "perl -MIO::Socket::INET -e '$c = IO::Socket::INET->new(\"{}\") or die $!; print <$c>'"
+CLIENT = shutil.which("docker")
+PLACE = "" if CLIENT is None else str(Path(CLIENT).resolve().parent)
+
+
+@pytest.fixture
+async def sb(host: Client) -> AsyncIterator[Sandbox]:
+    mounts = [] if CLIENT is None else [Mount.read_only(PLACE, "/opt/host")]
+    async with host.create("debian", docker=True, mounts=mounts) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+async def engine(sb: Sandbox) -> AsyncIterator[Any]:
+    async with sb.ports.forward(PORT) as address:
+        yield await client_of(address)
+
+
+async def client_of(address: str) -> Any:
+    """It asks at once, and who forwards the port is in this thread."""
+    return await asyncio.to_thread(docker.DockerClient, base_url=f"tcp://{address}", version="auto", timeout=100)
+
+
+async def asked(sb: Sandbox, place: str) -> str:
+    """What a server says, as soon as it listens."""
+    for _ in range(200):
+        done = await sb.exec(ASK.format(place))
+        if done.exit_code == 0:
+            return done.text.strip()
+        await asyncio.sleep(0.05)
+    raise AssertionError(done.stderr)
+
+
+async def test_the_sdk_runs_containers(sb: Sandbox, engine: Any) -> None:
+    def acts() -> None:
+        assert engine.ping() and engine.version()["ApiVersion"] == "1.43"
+        assert engine.containers.run("debian", "echo hi", remove=True) == b"hi\n"
+        with pytest.raises(ContainerError) as failed:
+            engine.containers.run("debian", ["sh", "-c", "echo no >&2; exit 3"], remove=True)
+        assert failed.value.exit_status == 3 and b"no" in failed.value.stderr
+        assert engine.containers.list(all=True) == []
+        web = engine.containers.run(
+            "debian", ["sh", "-c", "echo begun; sleep 1000"], name="web", detach=True, labels={"a": "b"}
+        )
+        assert [one.name for one in engine.containers.list(filters={"label": "a=b"})] == ["web"]
+        assert web.status == "created" and engine.containers.get("web").status == "running"
+        assert web.exec_run(["sh", "-c", "echo $0; exit 4"]) == (4, b"sh\n")
+        code, (out, err) = web.exec_run(["sh", "-c", "echo o; echo e >&2"], demux=True)
+        assert (code, out, err) == (0, b"o\n", b"e\n")
+        assert len(web.exec_run("head -c 20000000 /dev/zero").output) == 20_000_000
+        assert web.logs() == b"begun\n" and web.logs(tail=0) == b""
+        with pytest.raises(APIError, match="is running"):
+            web.remove()
+        web.stop(timeout=1)
+        assert web.wait()["StatusCode"] == 143
+        web.start()
+        web.kill()
+        web.remove(force=True)
+        with pytest.raises(NotFound):
+            engine.containers.get("web")
+        with pytest.raises(ImageNotFound):
+            engine.containers.run("nosuch:1", "true")
+
+    await asyncio.to_thread(acts)
+    assert (await sb.exec("ls /services /volumes 2>/dev/null")).text.split() == ["/services:"]
+    assert "services" not in (await sb.exec("cat /proc/self/mountinfo")).text
+
+
+async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
+    await sb.exec("mkdir -p /work/dir; echo conf > /work/conf; echo data > /work/dir/data")
+
+    def acts() -> None:
+        for name in ("front", "back"):
+            engine.networks.create(name, internal=name == "back")
+        engine.containers.run(
+            "debian", ["sh", "-c", SERVER], name="web", network="front", detach=True, ports={"80/tcp": 8080}
+        )
+        volumes = {
+            "/work/dir": {"bind": "/dir", "mode": "rw"},
+            "/work/conf": {"bind": "/etc/own/conf", "mode": "ro"},
+            "kept": {"bind": "/kept", "mode": "rw"},
+        }
+        script = "cat /dir/data /etc/own/conf; echo new > /dir/new; echo k > /kept/k; ! echo x > /etc/own/conf"
+        said = engine.containers.run("debian", ["sh", "-c", script], volumes=volumes, remove=True, stderr=False)
+        assert said == b"data\nconf\n"
+        assert [one.name for one in engine.volumes.list()] == ["kept"]
+        assert engine.containers.run("debian", "cat /v/k", volumes={"kept": {"bind": "/v"}}, remove=True) == b"k\n"
+        with pytest.raises(APIError, match="active endpoints"):
+            engine.networks.get("front").remove()
+
+    await asyncio.to_thread(acts)
+    assert await sb.files.read("/work/dir/new") == b"new\n"
+    assert await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
+
+    def between() -> None:
+        run = engine.containers.run
+        assert b"hello 127.1.0." in run("debian", ["sh", "-c", ASK.format("web:80")], network="front", remove=True)
+        with pytest.raises(ContainerError, match="not permitted"):
+            run("debian", ["sh", "-c", ASK.format("127.1.0.2:80")], network="back", remove=True)
+        other = run("debian", "sleep 1000", name="other", network="back", detach=True)
+        engine.networks.get("front").connect("other", aliases=["o"])
+        assert other.exec_run(["sh", "-c", ASK.format("web:80")]).exit_code == 0
+        engine.networks.get("front").disconnect("other")
+        assert other.exec_run(["sh", "-c", ASK.format("127.1.0.2:80")]).exit_code == 1
+        engine.volumes.get("kept").remove()
+        for one in engine.containers.list():
+            one.remove(force=True)
+        engine.networks.get("front").remove()
+
+    await asyncio.to_thread(between)
+
+
+async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
+    run = engine.containers.run
+    await asyncio.to_thread(
+        run, "debian", ["sh", "-c", SERVER], name="web", detach=True, ports={"80/tcp": 8080}, auto_remove=True
+    )
+    assert await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
+    one = await sb.checkpoint()
+    await asyncio.to_thread(run, "debian", "sleep 1000", name="later", detach=True)
+    two = await sb.checkpoint()
+
+    async def names(of: Sandbox) -> list[str]:
+        return [service.name for service in await of.services.list()]
+
+    assert await names(sb) == ["web", "later"]
+    assert (await sb.restore(one.id, verify=True)).verified
+    assert await names(sb) == ["web"] and await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
+    assert (await sb.exec("ls /services")).text.split() == ["web"]
+    await asyncio.to_thread(run, "debian", "sleep 1000", name="instead", detach=True)
+    assert (await sb.restore(two.id, verify=True)).verified
+    assert await names(sb) == ["web", "later"]
+    async with (await sb.fork(1))[0].sandbox as fork:
+        assert await names(fork) == ["web", "later"] and await asked(fork, "127.0.0.1:8080") == "hello 127.0.0.1"
+        async with fork.ports.forward(PORT) as address:
+            client = await client_of(address)
+            found = await asyncio.to_thread(client.containers.get, "web")
+            await asyncio.to_thread(found.stop, timeout=1)  # it is removed when it has ended
+            for _ in range(100):
+                if await names(fork) == ["later"]:
+                    break
+                await asyncio.sleep(0.05)
+        assert await names(fork) == ["later"]
+    assert await names(sb) == ["web", "later"]
+
+
+async def test_builds_and_copies(sb: Sandbox, engine: Any, host: Client) -> None:
+    def context(dockerfile: str, **files: str) -> io.BytesIO:
+        result = io.BytesIO()
+        with tarfile.open(fileobj=result, mode="w") as packed:
+            for name, text in {"Dockerfile": dockerfile, **files}.items():
+                header = tarfile.TarInfo(name)
+                header.size = len(text)
+                packed.addfile(header, io.BytesIO(text.encode()))
+        result.seek(0)
+        return result
+
+    def build(dockerfile: str, tag: str, **files: str) -> Any:
+        return engine.images.build(fileobj=context(dockerfile, **files), custom_context=True, tag=tag)
+
+    def acts() -> None:
+        build('FROM debian\nCOPY a /a\nRUN echo built >> /a\nCMD ["cat", "/a"]\n', "own/app:1", a="content\n")
+        assert engine.containers.run("own/app:1", remove=True) == b"content\nbuilt\n"
+        build("FROM own/app:1\nRUN echo more >> /a\n", "second")
+        assert engine.containers.run("second", remove=True) == b"content\nbuilt\nmore\n"
+        for text in ("FROM nosuch:9\n", "FROM debian\nADD http://127.0.0.1:9/x /x\n"):
+            with pytest.raises(Exception, match=r"nosuch:9|fetches nothing"):
+                build(text, "third")
+        assert {tag for one in engine.images.list() for tag in one.tags} >= {"own/app:1", "second:latest"}
+        with pytest.raises(APIError, match="belongs to the host"):
+            engine.images.remove("debian")
+        web = engine.containers.create("debian", "true", name="files")
+        archive = context("x", one="1")
+        assert web.put_archive("/srv", archive.read())
+        parts, status = web.get_archive("/srv/one")
+        with tarfile.open(fileobj=io.BytesIO(b"".join(parts))) as packed:
+            assert packed.getnames() == ["one"] and status["size"] == 1
+
+    await asyncio.to_thread(acts)
+    (name,) = {one.name for one in await host.images.list() if one.name.startswith("built-")} & set(
+        [one.name for one in await host.images.list() if one.name.startswith("built-")][:1]
+    )
+    async with host.create("debian", docker=True) as other, other.ports.forward(PORT) as address:
+        client = await client_of(address)
+        with pytest.raises(ImageNotFound):
+            await asyncio.to_thread(client.containers.run, name, "true")
+        assert {tag for one in await asyncio.to_thread(client.images.list) for tag in one.tags}.isdisjoint(
+            {"own/app:1", name}
+        )
+
+
+async def test_no_image_outlives_its_sandbox(host: Client) -> None:
+    async with host.create("debian", docker=True) as sandbox, sandbox.ports.forward(PORT) as address:
+        client = await client_of(address)
+        await asyncio.to_thread(
+            client.images.build, fileobj=io.BytesIO(b"FROM debian\nRUN echo x > /only-here\n"), tag="mine"
+        )
+        before = [one.name for one in await host.images.list() if one.name.startswith("built-")]
+    after = [one.name for one in await host.images.list() if one.name.startswith("built-")]
+    assert len(before) == len(after) + 1
+
+
+@pytest.mark.skipif(CLIENT is None, reason="there is no docker client")
+async def test_the_command_itself(sb: Sandbox) -> None:
+    assert CLIENT is not None
+    await sb.exec("ln -s /opt/host/docker /usr/local/bin/docker")
+
+    async def run(command: str) -> tuple[int, str]:
+        done = await sb.exec(command, timeout=100)
+        return done.exit_code, (done.stdout + done.stderr).decode()
+
+    assert await run("docker run --rm debian sh -c 'echo out; exit 3'") == (3, "out\n")
+    assert await run("echo in | docker run -i --rm debian sh -c 'cat; echo end'") == (0, "in\nend\n")
+    code, said = await run("docker run --rm debian nosuchprogram")
+    assert code == 127 and "executable file not found" in said
+    code, said = await run("docker run --privileged debian true")
+    assert code == 125 and "--privileged" in said
+    assert (await run("docker ps -aq")) == (0, "")
+    await run("docker run -d --name web debian sleep 1000")
+    background = "(docker exec web sh -c 'sleep 2; exit 5'; echo code $? > /tmp/code) > /dev/null 2>&1 & sleep 0.5"
+    assert (await sb.exec(background)).exit_code == 0
+    here = await sb.checkpoint()
+    assert (await sb.restore(here.id, verify=True)).verified
+    assert await run("until test -s /tmp/code; do sleep 0.1; done; cat /tmp/code") == (0, "code 5\n")
+
+
+async def test_a_new_daemon_goes_on(own: Daemon) -> None:
+    async with own.client() as host:
+        sandbox = await host.create("debian", docker=True)
+        async with sandbox.ports.forward(PORT) as address:
+            client = await client_of(address)
+            await asyncio.to_thread(client.containers.run, "debian", "sleep 1000", name="web", detach=True)
+        own.kill()
+        own.start()
+        sandbox = await host.get(sandbox.id)
+        async with sandbox.ports.forward(PORT) as address:
+            client = await client_of(address)
+            web = await asyncio.to_thread(client.containers.get, "web")
+            assert (await asyncio.to_thread(web.exec_run, "echo still")).output == b"still\n"
+            assert await asyncio.to_thread(client.containers.run, "debian", "echo new", remove=True) == b"new\n"
+
+
+async def test_who_plays_with_the_places_of_services_gets_nothing(sb: Sandbox, engine: Any) -> None:
+    """The root of the sandbox owns the tree in which services lie."""
+    await sb.exec("ln -s / /services")
+    with pytest.raises(APIError):
+        await asyncio.to_thread(engine.containers.run, "debian", "true", name="proc")
+    assert (await sb.exec("mount | grep -c 'on /proc '")).text.strip() == "1"
+    assert (await sb.exec("cat /proc/kcore | head -c 1; rm /services; ls -d /proc/1")).text.strip() == "/proc/1"
+    assert await asyncio.to_thread(engine.containers.run, "debian", "echo fine", remove=True) == b"fine\n"
+    await asyncio.to_thread(engine.containers.run, "debian", "sleep 1000", name="web", detach=True)
+    await sb.exec("mv /services /other; mkdir /services; mkdir /services/web")
+    web = await asyncio.to_thread(engine.containers.get, "web")
+    assert (await asyncio.to_thread(web.exec_run, "true")).exit_code in (126, 127)
+    await asyncio.to_thread(web.remove, force=True)
+    assert (await sb.exec("ls -d /proc/1")).exit_code == 0
