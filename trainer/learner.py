@@ -240,8 +240,9 @@ class Learner:
             )  # fmt: skip
             loss = self.objective.loss(tokens, self._metrics)
             (loss * self.ranks.averaged).backward()  # sharding takes the mean over ranks
-            self._stats.forward_tokens += len(packed.tokens)
-            self._stats.padding_tokens += 0 if rows else len(packed.tokens)
+            read = -(-len(packed.tokens) // self.ranks.context)
+            self._stats.forward_tokens += read
+            self._stats.padding_tokens += 0 if rows else read
 
     def _update(self, divisor: float) -> None:
         """Divides the gradient, bounds its norm, takes the step. Nothing infinite passes."""

@@ -134,6 +134,7 @@ class MeshSettings(Table, frozen=True, kw_only=True):
     """The table ``[mesh]``: what ranks share besides shards. Their product divides the number of ranks."""
 
     replicate: Count = 1  # copies of the sharded weights
+    context: Count = 1  # ranks that share the tokens of a micro-batch
     tensor: Count = 1  # ranks that share each matrix
     expert: Count = 1  # ranks that share the experts of a layer
 

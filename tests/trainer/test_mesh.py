@@ -20,7 +20,7 @@ from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import PLANS, cuts, need_cuttable, plan_of
 from trainer.errors import TrainerFailed
 from trainer.models.load import configuration, load
-from trainer.settings import MeshSettings, OptimiserSettings
+from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
 
 DENSE = {"model_type": "llama", "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 96,
          "vocab_size": 101}  # fmt: skip
@@ -36,6 +36,7 @@ EVEN = replace(CONFIG, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
         ({"ranks": 4, "replicate": 2}, 4, 4, [0, 1, 2, 3]),
         ({"ranks": 8, "replicate": 2, "tensor": 4}, 2, 2, [0, 0, 0, 0, 1, 1, 1, 1]),
         ({"ranks": 4, "expert": 4, "tensor": 2}, 2, 2, [0, 0, 1, 1]),
+        ({"ranks": 8, "context": 2, "tensor": 2}, 2, 4, [0, 0, 0, 0, 1, 1, 1, 1]),
     ],
 )
 def test_a_layout_says_who_works_on_what(
@@ -113,6 +114,18 @@ def test_experts_on_other_ranks_compute_what_they_do_here(ranks: int, sizes: dic
     spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes), tmp_path)
 
 
+CONTEXTS = [(2, {"context": 2}), (4, {"context": 4}), (4, {"context": 2, "tensor": 2, "expert": 4})]
+
+
+@pytest.mark.parametrize(("ranks", "sizes"), CONTEXTS)
+def test_a_trajectory_over_several_ranks_is_one(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
+    families = (
+        ("qwen3_moe", "deepseek_v3") if "expert" in sizes else ("qwen3", "llama", "mistral", "qwen3_moe", "deepseek_v3")
+    )
+    directories = [str(build(family, tmp_path / family)) for family in families]
+    spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes, recompute=ranks == 2), tmp_path)
+
+
 def odd(directory: Path, config: ModelConfig = EVEN) -> Path:
     """A policy with a tied head, whose vocabulary is of an odd size."""
     made = Qwen3(config)
@@ -125,21 +138,22 @@ def odd(directory: Path, config: ModelConfig = EVEN) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "meshes"),
+    ("family", "objective", "meshes"),
     [
-        ("qwen3", [(2, {"tensor": 2}), (1, {}), (4, {"tensor": 2, "replicate": 2})]),
-        ("qwen3_moe", [(2, {"expert": 2}), (1, {}), (2, {"tensor": 2})]),
+        ("qwen3", "ppo", [(2, {"context": 2}), (1, {}), (4, {"tensor": 2, "replicate": 2})]),
+        ("qwen3_moe", "pooled", [(2, {"expert": 2}), (1, {}), (2, {"tensor": 2})]),
     ],
 )
 def test_a_run_goes_on_with_another_mesh_and_the_same_weights(
-    family: str, meshes: list[tuple[int, dict[str, int]]], tmp_path: Path
+    family: str, objective: str, meshes: list[tuple[int, dict[str, int]]], tmp_path: Path
 ) -> None:
     odd(tmp_path / "base") if family == "qwen3" else build(family, tmp_path / "base")
     settings = OptimiserSettings(rate=1e-2, budget=64, epsilon=1e-2)  # no step of a size that rounding decides
-    expected = alone(tmp_path, settings=settings, steps=len(meshes))
+    options = {"settings": settings, "steps": len(meshes), "objective": ObjectiveSettings(preset=objective)}
+    expected = alone(tmp_path, **options)
     before: dict[str, torch.Tensor] = {}
     for step, (ranks, sizes) in enumerate(meshes, 1):
-        made = plan(tmp_path, "changing", settings=settings, steps=len(meshes), mesh=MeshSettings(**sizes))
+        made = plan(tmp_path, "changing", mesh=MeshSettings(**sizes), **options)
         with Fleet(made, ranks=ranks) as fleet:
             if before:  # handed over again by those that read the save
                 fleet.wait(step - 1)

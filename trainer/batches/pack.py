@@ -23,6 +23,43 @@ from trainer.batches.sample import Sample
 
 
 @dataclass(frozen=True)
+class AttentionRuns:
+    """Which keys queries see. The last key that a run of queries sees is that of its last query, and so on backwards.
+
+    Example: queries 3, 2, parts 3, 2, visible (0), (0, 1): the second run continues the first one.
+    """
+
+    queries: list[int]  # [R] tokens of each run, which follow each other
+    parts: list[int]  # [P] tokens of each part, into which keys are cut
+    visible: list[list[int]]  # [R] of each run, the parts that it sees, in order
+    device: torch.device  # of the tensors below
+
+    @property
+    def plain(self) -> bool:
+        """Whether each run sees its own tokens alone."""
+        return self.queries == self.parts and all(len(parts) == 1 for parts in self.visible)
+
+    @cached_property
+    def keys(self) -> list[int]:
+        """[R] tokens that each run sees."""
+        return [sum(self.parts[part] for part in parts) for parts in self.visible]
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """Of all runs, behind each other, the keys that they see."""
+        starts = [0, *accumulate(self.parts)]
+        indices = [torch.arange(starts[part], starts[part + 1]) for parts in self.visible for part in parts]
+        return torch.cat(indices).to(self.device)
+
+    @cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Of queries and of keys, each [R + 1] int32: 0, then where each run ends."""
+        ends = ([0, *accumulate(lengths)] for lengths in (self.queries, self.keys))
+        queries, keys = (torch.tensor(item, dtype=torch.int32, device=self.device) for item in ends)
+        return queries, keys
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """N tokens in G segments, T of them sampled. Example: lengths [3, 2], positions [0, 1, 2, 0, 1].
 
@@ -33,29 +70,13 @@ class PackedBatch:
     positions: Tensor  # [N]
     lengths: list[int]  # [G]
     after: list[int]  # [G] number of the segment that it continues; -1: none
-    bounds: Tensor  # [G + 1] int32: 0, then where each segment ends
+    segment: Tensor  # [N] number of each token's segment
+    runs: AttentionRuns  # of these tokens
     predicting: Tensor  # [T] index in N of the token before each sampled one: where its logits are
     targets: Tensor  # [T]
     engine: Tensor  # [T] log μ
     temperature: Tensor  # [T]
     sequence: Tensor  # [T] number of the trajectory, counted from 0
-
-    @property
-    def longest(self) -> int:
-        return max(self.lengths)
-
-    @cached_property
-    def reading(self) -> tuple[Tensor, Tensor, int]:
-        """Of all segments, behind each other, the indices in N that they see; [G + 1] where each ends; the longest."""
-        starts = [0, *accumulate(self.lengths)]
-        indices, lengths = [], []
-        for number, (length, before) in enumerate(zip(self.lengths, self.after, strict=True)):
-            if before >= 0:
-                indices.append(torch.arange(starts[before], starts[before + 1]))
-            indices.append(torch.arange(starts[number], starts[number + 1]))
-            lengths.append(length + (self.lengths[before] if before >= 0 else 0))
-        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.tokens.device)
-        return torch.cat(indices).to(self.tokens.device), bounds, max(lengths)
 
 
 def pack(
@@ -86,7 +107,13 @@ def pack(
         positions=long(layout.positions),
         lengths=layout.lengths,
         after=layout.after,
-        bounds=torch.tensor([0, *accumulate(layout.lengths)], dtype=torch.int32, device=device),
+        segment=long([number for number, length in enumerate(layout.lengths) for _ in range(length)]),
+        runs=AttentionRuns(
+            layout.lengths,
+            layout.lengths,
+            [[number] if before < 0 else [before, number] for number, before in enumerate(layout.after)],
+            torch.device(device),
+        ),
         predicting=long([place(t - 1) for place, at in zip(layout.places, sampled, strict=True) for t in at]),
         targets=long([sample.tokens[t] for sample, at in rows for t in at]),
         engine=real([sample.logprobs[t] for sample, at in rows for t in at]),

@@ -58,6 +58,17 @@ def cut_matrices(scorer: Scorer, mesh: DeviceMesh) -> None:
     scorer.sharers = mesh.get_group()
 
 
+def share_tokens(scorer: Scorer, mesh: DeviceMesh) -> None:
+    """Has the ranks of `mesh`, which has one dimension, each compute a part of every micro-batch. Raises Invalid for a
+    model whose tokens see others by other ways than our attention."""
+    if not scorer.packs:
+        raise Invalid(
+            f"{type(scorer.model).__name__} runs one trajectory at a time, whose tokens are not shared",
+            hint="leave out mesh.context",
+        )
+    scorer.context = mesh.get_group()
+
+
 def _latent_hook(group: dist.ProcessGroup, width: int) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
     """After the latent of `width` numbers follows the rotary key of all heads, which each rank uses for its own."""
     return lambda module, given, latent: used_in_parts(latent, group, width)

@@ -48,6 +48,11 @@ class Ranks:
         return self.rank if self.layout is None else self.layout.batch_of(self.rank)
 
     @property
+    def context(self) -> int:
+        """Ranks that share the tokens of each micro-batch."""
+        return 1 if self.layout is None else self.layout.context
+
+    @property
     def averaged(self) -> int:
         """Ranks over whose gradients sharding takes the mean."""
         return self.size if self.layout is None else self.layout.averaged

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from trainer.distributed.experts import cut_experts
 from trainer.distributed.mesh import MeshLayout
-from trainer.distributed.parallel import cut_matrices
+from trainer.distributed.parallel import cut_matrices, share_tokens
 from trainer.distributed.ranks import Ranks, make_meshes
 from trainer.models.scorer import Scorer
 
@@ -39,6 +39,8 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
         scorer.to(ranks.device)
     if layout.tensor > 1:
         cut_matrices(scorer, meshes.dense["tensor"])
+    if layout.context > 1:
+        share_tokens(scorer, meshes.batches["context"])
     experts = cut_experts(scorer, meshes) if layout.tensor > 1 or layout.expert > 1 else []
     for module in (*experts, *scorer.layers(), scorer):
         chosen = meshes.experts if module in experts else meshes.dense

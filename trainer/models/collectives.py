@@ -25,6 +25,18 @@ def all_shares(values: Tensor, group: dist.ProcessGroup, count: int) -> Tensor:
     return result[:count]
 
 
+def gathered(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[n, ...] -> [n * ranks, ...], which each rank uses for something else: its gradients are summed."""
+    result: Tensor = _Gathering.apply(values, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def collected(values: Tensor, own: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
+    """[t] at the indices `own` [t] -> [count], equal on all ranks, which use it for the same."""
+    result: Tensor = _Collection.apply(values, own, count, group)  # type: ignore[no-untyped-call]
+    return result
+
+
 def exchanged(values: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int]) -> Tensor:
     """[sum(sent), ...] -> [sum(received), ...]: so many rows to each rank, and from each."""
     result: Tensor = _RowExchange.apply(values, group, sent, received)  # type: ignore[no-untyped-call]
@@ -59,6 +71,7 @@ class _ExchangeContext(FunctionCtx):
 
     group: dist.ProcessGroup
     count: int  # rows that there were
+    own: Tensor  # of them, this rank's
     first: int  # column
     sent: list[int]
     received: list[int]
@@ -84,6 +97,33 @@ class _AllShares(torch.autograd.Function):
     @staticmethod
     def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None]:
         return _cut(above, context.group), None
+
+
+class _Gathering(torch.autograd.Function):
+    @staticmethod
+    def forward(context: _ExchangeContext, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        context.group = group
+        return _joined(values, group)
+
+    @staticmethod
+    def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None]:
+        result = above.new_empty(len(above) // context.group.size(), *above.shape[1:])
+        dist.reduce_scatter_tensor(result, above.contiguous(), group=context.group)
+        return result, None
+
+
+class _Collection(torch.autograd.Function):
+    @staticmethod
+    def forward(context: _ExchangeContext, values: Tensor, own: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
+        context.own = own
+        result = values.new_zeros(count)
+        result[own] = values
+        dist.all_reduce(result, group=group)
+        return result
+
+    @staticmethod
+    def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None, None, None]:
+        return above[context.own], None, None, None
 
 
 class _UsedInParts(torch.autograd.Function):

@@ -6,7 +6,7 @@ Guarantee: equal to log_softmax of the model's logits, whatever is packed with a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from torch.utils.checkpoint import checkpoint
 
 from rollout.engine.embedded.model import Qwen3
 from sandbox.errors import Invalid
+from trainer.batches.context import share
 from trainer.batches.pack import PackedBatch
-from trainer.models.attention import attend
+from trainer.models.attention import PackedAttention
+from trainer.models.collectives import collected
 from trainer.models.logprobs import VocabularyShare, logprobs
 
 
@@ -56,6 +58,7 @@ class Scorer(nn.Module):
         self.bf16 = bf16
         self.recompute = recompute
         self.sharers: dist.ProcessGroup | None = None  # ranks that share each matrix, head and embedding included
+        self.context: dist.ProcessGroup | None = None  # ranks that share the tokens of each micro-batch
         self.critic = nn.Linear(self.width, 1) if critic else None
         if self.critic is not None:
             nn.init.zeros_(self.critic.weight)
@@ -100,6 +103,16 @@ class Scorer(nn.Module):
         if not self.packs:
             with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
                 return self._one_by_one(packed)
+        if self.context is None:
+            return self._scored(packed, kind)
+        count = len(packed.targets)
+        packed, own = share(packed, dist.get_rank(self.context), self.context.size())
+        scores = self._scored(packed, kind)
+        parts = (scores.new, scores.entropy, scores.value)
+        return Scores(*(None if part is None else collected(part, own, count, self.context) for part in parts))  # type: ignore[arg-type]
+
+    def _scored(self, packed: PackedBatch, kind: str) -> Scores:
+        """Of this rank's tokens."""
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             hidden = self.hidden(packed)[packed.predicting]
         with torch.autocast(kind, enabled=False):
@@ -122,7 +135,7 @@ class Scorer(nn.Module):
         """Each trajectory by itself, through the model's own forward pass and its own head."""
         result: list[tuple[Tensor, Tensor]] = []
         values: list[Tensor] = []
-        starts = packed.bounds.tolist()  # nothing is shared here
+        starts = [0, *accumulate(packed.lengths)]  # nothing is shared here
         for number, (start, end) in enumerate(pairwise(starts)):
             chosen = packed.sequence == number
             at = packed.predicting[chosen] - start
@@ -141,14 +154,13 @@ class Scorer(nn.Module):
 
     def hidden(self, packed: PackedBatch) -> Tensor:
         """[N, width], normalised: what the head is applied to."""
+        attention = PackedAttention(packed.runs, self.context)
         if isinstance(self.model, Qwen3):
             again = checkpoint if self.recompute and torch.is_grad_enabled() else None
-            return self.model.hidden(
-                packed.tokens, packed.positions, lambda q, k, v: attend(q, k, v, packed), recompute=again
-            )
+            return self.model.hidden(packed.tokens, packed.positions, attention, recompute=again)
         model: Any = self.model
         result = model.get_decoder()(
-            input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, packed=packed
+            input_ids=packed.tokens[None], position_ids=packed.positions[None], use_cache=False, packed=attention
         )
         hidden: Tensor = result.last_hidden_state[0]
         return hidden
