@@ -41,9 +41,8 @@ def table(listed: Sequence[Row]) -> str:
         lines += ["", f"**{group}**", ""]
         rows_of_group = [row for row in listed if row.group == group]
         for kind, outcome in OUTCOMES.items():
-            lines += [
-                f"- {outcome}: {item}" for item in _by_reason(row for row in rows_of_group if row.promise.kind == kind)
-            ]
+            if reasons := list(_by_reason(row for row in rows_of_group if row.promise.kind == kind)):
+                lines.append(f"- {outcome}: {'; '.join(reasons)}.")
         if restored := [row.name for row in rows_of_group if row.promise.kind == "restored"]:
             lines.append(f"- Restored: {', '.join(f'`{name}`' for name in _braced(restored))}.")
     return "\n".join(lines)
