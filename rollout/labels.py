@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import time
@@ -14,9 +15,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from rollout.environments.base import ComposeFiles
 from sandbox import Client, Sandbox
 from sandbox.errors import NotFound
-from sandbox.messages import AtEnd, SandboxInfo, SandboxState, Statistics
+from sandbox.messages import AtEnd, Network, SandboxInfo, SandboxState, Statistics
+from sandbox.tree import host_files
 
 LABEL = "run"
 RETAINED = "kept"  # of a run, for what lies in their checkpoints: see rollout.episode.retained
@@ -36,6 +39,23 @@ class LabellingClient:
 
     def create(self, image: str, **options: Any) -> Any:
         return self.client.create(image, labels={LABEL: self.run}, **self._end, **options)
+
+    async def compose(self, compose: ComposeFiles, *, network: Network) -> Any:
+        """A sandbox of compose files, whose images are built and pulled where they are missing."""
+        with host_files.fresh_directory() as directory:
+            defaults = directory / "defaults.json"
+            text = json.dumps({"services": {compose.main: compose.defaults}})
+            await asyncio.to_thread(defaults.write_text, text)
+            return await self.client.compose(
+                [defaults, *compose.files],
+                directory=compose.directory,
+                main=compose.main,
+                env={**os.environ, **compose.variables},
+                network=network,
+                copy_binds=True,
+                labels={LABEL: self.run},
+                **self._end,
+            )
 
     async def get(self, sandbox: str) -> Any:
         return await self.client.get(sandbox)

@@ -39,6 +39,17 @@ class Build:
     seconds: float = 600.0  # that may take
 
 
+class ComposeFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Compose files of which a sandbox is made (see :meth:`sandbox.Client.compose`). The agent works in `main`."""
+
+    files: list[str]  # merged in this order
+    directory: str  # where their paths begin
+    digest: str  # of all that is in there
+    main: str = "main"
+    defaults: dict[str, Any] = {}  # what the service `main` is where the files do not say
+    variables: dict[str, str] = {}
+
+
 class AgentSandbox(Protocol):
     """What `reset` and `step` get: a sandbox of the SDK behind the gate of its turns, or a stand-in for one."""
 
@@ -59,6 +70,7 @@ class Tokenizer(Protocol):
 _SETTINGS = (
     "kind",
     "image",
+    "compose",
     "max_turns",
     "limits",
     "network",
@@ -81,6 +93,7 @@ class Environment(ABC):
 
     kind: str = ""  # what trajectories of it have in common that need the same of engines; "": the name of its class
     image: str = "debian"  # "": it needs no sandbox
+    compose: ComposeFiles | None = None  # instead of an image, the services of which its sandbox consists
     max_turns: int = 8
     seconds: float | None = None  # of all its commands together; None: as the run says
     limits: Limits = Limits()

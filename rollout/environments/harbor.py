@@ -5,7 +5,8 @@ oracle plays.
 
 ::
 
-    instruction.md ─▶ first observation      environment/Dockerfile ─▶ image
+    instruction.md ─▶ first observation      environment/Dockerfile ─▶ image, or that of `main`
+    environment/docker-compose.yaml ─▶ its services and `main` in one sandbox
     solution/ ─▶ the oracle's only action    tests/test.sh ─▶ reward, from /logs/verifier/reward.txt or reward.json
 """
 
@@ -21,13 +22,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from rollout.decide import anchor
-from rollout.environments.base import AgentSandbox, Build, Environment, Observation
+from rollout.environments.base import AgentSandbox, Build, ComposeFiles, Environment, Observation
 from rollout.rewards.messages import Final, Score, Scoring, TooSlow
 from rollout.rewards.registry import reward
 from sandbox.errors import Invalid
 from sandbox.messages import Limits, Network
 
 TASK = "task.toml"
+MAIN = "main"  # the service in which the agent works
 OUTPUT = 4000  # characters of a command's output that the agent reads
 SYSTEM = (
     "You work in a shell. Each of your messages is one command for /bin/sh, alone and without explanation; you are "
@@ -68,6 +70,7 @@ class HarborTask:
 
     def __init__(self, directory: Path):
         self.directory = directory.resolve()
+        self.context = self.directory / "environment"
         try:
             self.settings = msgspec.convert(tomllib.loads((directory / TASK).read_text()), _Settings, strict=False)
             self.instruction = (directory / "instruction.md").read_text()
@@ -84,7 +87,40 @@ class HarborTask:
     def image(self) -> str:
         """The name of its image: by content, so that a changed one is built again."""
         named = self.settings.environment.docker_image
-        return named or f"harbor-{_digest(self.directory / 'environment')}"
+        return named or f"harbor-{_digest(self.context)}"
+
+    @property
+    def builds(self) -> bool:
+        """Whether its image is built from its Dockerfile."""
+        named = self.settings.environment.docker_image is not None
+        return not named and (self.compose_file is None or (self.context / "Dockerfile").is_file())
+
+    @property
+    def compose_file(self) -> Path | None:
+        file = self.context / "docker-compose.yaml"
+        return file if file.is_file() else None
+
+    @property
+    def compose(self) -> ComposeFiles | None:
+        """The services of which its sandbox consists; None: it is one container."""
+        if self.compose_file is None:
+            return None
+        box = self.settings.environment
+        main: dict[str, Any] = {
+            "command": ["sh", "-c", "sleep infinity"],
+            "cpus": box.cpus,
+            "mem_limit": str(self.limits.memory).replace("iB", ""),
+        }
+        if self.builds or box.docker_image is not None:
+            main["image"] = self.image
+        return ComposeFiles(
+            files=[str(self.compose_file)],
+            directory=str(self.context),
+            digest=_digest(self.context),
+            main=MAIN,
+            defaults=main,
+            variables={"CONTEXT_DIR": str(self.context), "MAIN_IMAGE_NAME": self.image},
+        )
 
     @property
     def identity(self) -> str:
@@ -161,19 +197,19 @@ class HarborEnvironment(Environment):
     @classmethod
     def builds(cls) -> dict[str, Build]:
         return {
-            task.image: Build(task.directory / "environment", task.settings.environment.build_timeout_sec)
+            task.image: Build(task.context, task.settings.environment.build_timeout_sec)
             for task in cls.tasks
-            if task.settings.environment.docker_image is None
+            if task.builds
         }
 
     @classmethod
     def images(cls) -> set[str]:
-        return {task.image for task in cls.tasks}
+        return {task.image for task in cls.tasks if task.compose_file is None or task.builds}
 
     def of(self, seed: int) -> tuple[Environment, int]:
         task = self._task(seed)
         box = task.settings.environment
-        self.image, self.limits = task.image, task.limits
+        self.image, self.limits, self.compose = task.image, task.limits, task.compose
         self.network = Network.open() if box.allow_internet else Network.none()
         self.reward = _scoring(task)
         self.task, self.instruction, self.seconds = task.name, task.instruction, task.settings.agent.timeout_sec

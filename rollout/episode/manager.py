@@ -198,12 +198,15 @@ class EpisodeManager(EpisodeParts):
             raise
 
     async def _create(self, env: Environment) -> Any:
-        if not env.image:
+        if not env.image and env.compose is None:
             return nowhere.Nowhere()
         with self.metered(EpisodePhase.CREATE):
             try:
                 async with asyncio.timeout(self.limits.create):
-                    sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
+                    if env.compose is not None:
+                        sandbox = await self.host.compose(env.compose, network=env.network)
+                    else:
+                        sandbox = await self.host.create(env.image, limits=env.limits, network=env.network)
                 self.on_created()
                 return sandbox
             except TimeoutError:

@@ -179,10 +179,13 @@ class PreparedStates:
             await self._host.drop_prepared(name)
 
     async def _name(self, env: Environment, kind: str, seed: int) -> str:
-        if env.image not in self._digests:
-            self._digests[env.image] = await self._host.image_digest(env.image)
+        digest = "" if env.compose is None else env.compose.digest
+        if env.compose is None:
+            if env.image not in self._digests:
+                self._digests[env.image] = await self._host.image_digest(env.image)
+            digest = self._digests[env.image]
         source = await asyncio.to_thread(_source, type(env))
-        said = (kind, source, self._digests[env.image], env.limits, env.network, vars(env), seed)
+        said = (kind, source, digest, env.limits, env.network, vars(env), seed)
         try:
             return hashlib.blake2b(msgspec.msgpack.encode(said), digest_size=16).hexdigest()
         except (TypeError, OverflowError):

@@ -17,6 +17,7 @@ from rollout.environments.harbor import HarborTask, tasks_of
 from rollout.environments.images import build_missing, needed
 from rollout.environments.mixture import Mixture, MixturePart
 from rollout.episode.manager import EpisodeManager
+from rollout.episode.prepared import PreparedStates
 from rollout.episode.spec import EpisodeLimits
 from rollout.evaluate import evaluate, oracle_of
 from rollout.labels import LabellingClient
@@ -124,3 +125,66 @@ async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -
         nobody = await evaluate(manager, range(2), sampling)
     assert (oracle.reward, oracle.lost) == (1.0, 0), oracle.reasons
     assert (nobody.reward, nobody.lost) == (0.0, 0), nobody.reasons
+
+
+COMPOSE = """
+services:
+  main:
+    depends_on: {db: {condition: service_healthy}}
+    environment: [DB=db]
+  db:
+    image: debian
+    command: >-
+      perl -MIO::Socket::INET -e '$$s = IO::Socket::INET->new(LocalPort => 80, Listen => 5); open F, ">/ok";
+      while ($$c = $$s->accept) { print $$c "42\\n"; close $$c }'
+    healthcheck: {test: test -e /ok, interval: 200ms, retries: 50}
+"""
+ASK = "perl -MIO::Socket::INET -e 'print <$c> if $c = IO::Socket::INET->new(\"$ENV{DB}:80\")'"
+
+
+def test_a_task_of_several_services_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "one", "ask", "true\n", "earn 1.0\n")
+    (tmp_path / "one/environment").mkdir(exist_ok=True)
+    (tmp_path / "one/environment/docker-compose.yaml").write_text(COMPOSE)
+    (tmp_path / "one/task.toml").write_text("[environment]\ncpus = 2\nmemory = '1G'\n")
+    task = HarborTask(tmp_path / "one")
+    assert task.compose is not None and not task.builds
+    assert task.compose.defaults == {"command": ["sh", "-c", "sleep infinity"], "cpus": 2.0, "mem_limit": "1G"}
+    environment = load(tmp_path / "one").environment
+    assert environment.images() == set() and environment.builds() == {}
+    assert environment().of(0)[0].compose == task.compose
+    (tmp_path / "one/environment/Dockerfile").write_text("FROM debian\n")
+    task = HarborTask(tmp_path / "one")
+    assert task.compose is not None and task.builds and task.compose.defaults["image"] == task.image
+    assert load(tmp_path / "one").environment.images() == {task.image}
+
+
+@real
+async def test_a_task_of_several_services_is_played(host: Client, tmp_path: Path) -> None:
+    """The agent's state is theirs, too: resets are shared by forks, and scored in forks."""
+    test = f'test "$(cat /root/answer)" = "$({ASK})"\nearn 1.0\n'
+    write(tmp_path / "tasks/ask", "ask", f"{ASK} > /root/answer\n", test)
+    (tmp_path / "tasks/ask/environment").mkdir(exist_ok=True)
+    (tmp_path / "tasks/ask/environment/docker-compose.yaml").write_text(COMPOSE)
+    (tmp_path / "tasks/ask/environment/Dockerfile").write_text("FROM debian\nENV BUILT=yes\n")
+    (tmp_path / "tasks/ask/task.toml").write_text("")
+    environment = load(tmp_path / "tasks").environment
+    assert await build_missing(host, needed(environment, range(2))) == 1
+    labelled = LabellingClient(host, tmp_path / "run")
+    async with RewardService(labelled) as rewards:
+        manager = EpisodeManager(
+            environment=environment,
+            host=labelled,
+            engine=Script(),
+            tokenizer=Characters(),
+            rewards=rewards,
+            limits=EpisodeLimits(max_length=1 << 20),
+            prepared=PreparedStates(labelled, tmp_path / "prepared"),
+        )
+        sampling = Sampling(max_tokens=1 << 16)
+        oracle = await evaluate(manager, range(2), sampling, engine=oracle_of(environment))
+        nobody = await evaluate(manager, range(2), sampling)
+    assert (oracle.reward, oracle.lost) == (1.0, 0), oracle.reasons
+    assert (nobody.reward, nobody.lost) == (0.0, 0), nobody.reasons
+    for info in await host.sandboxes():
+        await (await host.get(info.id)).remove()
