@@ -9,9 +9,9 @@ their traffic; `alone_checkpoint_ms`, `alone_frozen_ms`: of a sandbox with the l
 much, in turns with it; `checkpoint_ratio`: how the medians compare. `fork4_ms`: four forks at once, running. `refused`:
 checkpoints that failed.
 
-`--seconds N --tree FOLDER`: instead, pgbench with eight clients through pgbouncer to postgres for so long, with a
-checkpoint every second and, with `--kill-every S`, a kill and a restore that is compared every S seconds. The folder is
-a file tree of Debian with postgresql, postgresql-contrib and pgbouncer, as an image store keeps it.
+`--seconds N`: instead, pgbench with eight clients through pgbouncer to postgres for so long, with a checkpoint every
+second and, with `--kill-every S`, a kill and a restore that is compared every S seconds. Their image is built first,
+of packages from Debian's mirror.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import asyncio
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.harness import aftermath, command, own_daemon, transactions
@@ -161,19 +160,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--megabytes", type=int, default=64)
     parser.add_argument("--seconds", type=int, default=0)
     parser.add_argument("--kill-every", type=float, default=0.0)
-    parser.add_argument("--tree", type=Path)
     options = parser.parse_args(argv)
-    if options.seconds and options.tree is None:
-        parser.error("--seconds needs a --tree with postgresql, postgresql-contrib and pgbouncer")
     daemon = own_daemon.BenchHost(aftermath.directory("pagurus-compose-"), own_daemon.image("debian"))
     try:
         daemon.start()
-        if options.seconds:
-            transactions.give_image(daemon.state / "images", options.tree)
 
         async def run() -> dict[str, Any]:
             async with daemon.client() as host:
                 if options.seconds:
+                    await transactions.build_image(host)
                     return await transactions.measure(host, options.seconds, options.kill_every)
                 return await measure(host, options)
 

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from bench.harness import own_daemon
 from sandbox import Client, Sandbox
 from sandbox.errors import PagurusError
-from sandbox.messages import Composition, CreateRequest, Limits, SandboxInfo, Service, UpRequest
+from sandbox.messages import Composition, CreateRequest, Limits, Network, SandboxInfo, Service, UpRequest
 from sandbox.messages.services import Condition, Dependency, Probe, ServiceInfo, Volume
 
 IMAGE = "databases"
 LIMITS = Limits(memory="3GiB", processes=1000)
 CLIENTS = 8
+_DOCKERFILE = f"""
+FROM {own_daemon.IMAGE}
+RUN apt-get update && apt-get install -y --no-install-recommends postgresql postgresql-contrib pgbouncer
+"""
 _POSTGRES = r"""
 bin=$(ls -d /usr/lib/postgresql/*/bin); data=/var/lib/postgresql/data
 if [ ! -s $data/PG_VERSION ]; then
@@ -99,6 +105,8 @@ async def measure(host: Client, seconds: int, kill_every: float) -> dict[str, An
     return result
 
 
-def give_image(images: Path, tree: Path) -> None:
-    """Let a daemon's images have the tree of one with postgresql, postgresql-contrib and pgbouncer."""
-    (images / IMAGE).symlink_to(tree.resolve())
+async def build_image(host: Client) -> None:
+    """Build the image of the three services: Debian with its packages of postgres and pgbouncer."""
+    with tempfile.TemporaryDirectory() as directory:
+        await asyncio.to_thread(Path(directory, "Dockerfile").write_text, _DOCKERFILE)
+        await host.images.build(IMAGE, directory, network=Network.open())
