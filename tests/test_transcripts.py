@@ -63,6 +63,7 @@ ELSEWHERE = {
     "pagurus rollouts": ("a run that has played: tests/pagurus/training/test_rollouts.py, tests/rollout", "rollouts"),
     "pagurus export": ("a run with trained weights", "runs/"),
     "pagurus train": ("training: tests/trainer", "train"),
+    "pagurus simulate examples/plans": ("a checkout: tests/coordinator/simulate/test_scale.py", "examples/"),
 }
 
 
