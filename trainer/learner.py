@@ -237,6 +237,7 @@ class Learner:
             tokens = SampledTokens(
                 scores.new, packed.engine, packed.sequence, advantage, share, scores.entropy,
                 gather(before.proximal), gather(before.reference), scores.value, gather(before.value), gather(returns),
+                scores.balance,
             )  # fmt: skip
             loss = self.objective.loss(tokens, self._metrics)
             (loss * self.ranks.averaged).backward()  # sharding takes the mean over ranks

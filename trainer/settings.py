@@ -95,6 +95,7 @@ class ObjectiveSettings(Table, frozen=True, kw_only=True):
     length: Natural = 0  # the constant of Dr. GRPO; 0: max_length
     kl: KLSettings = KLSettings()
     entropy: NotNegative = 0.0  # coefficient of a bonus for entropy
+    balance: NotNegative = 0.0  # coefficient of a loss that has experts used evenly
     critic: CriticSettings = CriticSettings()
     drop_silent: bool | None = None  # leave out groups with equal rewards
     corrections: list[str | CorrectionSettings] = []  # for data of other policies

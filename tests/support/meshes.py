@@ -17,7 +17,8 @@ from trainer.batches.sample import Sample
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.ranks import Ranks, leave, make_meshes
 from trainer.distributed.shard import norm_of, shard
-from trainer.models.load import load
+from trainer.models.balance import ROUTERS
+from trainer.models.load import configuration, load
 from trainer.models.scorer import Scorer
 
 CPU = torch.device("cpu")
@@ -68,9 +69,9 @@ def micro_batch(number: int, vocabulary: int) -> PackedBatch:
 
 
 def loss_of(scorer: Scorer, packed: PackedBatch) -> tuple[Tensor, Tensor]:
-    """Scores [2, T], and a sum in which each has a weight of its own."""
+    """Scores [2 or 3, T], and a sum in which each has a weight of its own."""
     scores = scorer(packed)
-    both = torch.stack([scores.new, scores.entropy])
+    both = torch.stack([scores.new, scores.entropy, *([] if scores.balance is None else [scores.balance])])
     weights = torch.linspace(-1.0, 2.0, both.numel()).view_as(both)
     return both, (both * weights).sum()
 
@@ -88,8 +89,9 @@ def compare(rank: int, case: MeshCase, rendezvous: str) -> None:
 
 
 def compare_model(directory: Path, case: MeshCase, ranks: Ranks) -> None:
-    expected = Scorer(load(directory))
-    cut = shard(Scorer(load(directory), recompute=case.recompute), ranks)
+    balance = configuration(directory)["model_type"] in ROUTERS
+    expected = Scorer(load(directory), balance=balance)
+    cut = shard(Scorer(load(directory), recompute=case.recompute, balance=balance), ranks)
     total, scores = torch.zeros(()), {}
     for number in range(ranks.batches):
         scores[number], loss = loss_of(expected, micro_batch(number, expected.vocabulary))

@@ -150,14 +150,20 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
 
     need_cuttable(configuration(directory), ranks.layout or MeshLayout())
 
-    def scorer(lora: Lora | None, *, critic: bool) -> Scorer:
+    def scorer(lora: Lora | None, *, critic: bool, balance: bool = False) -> Scorer:
         model = load(directory, lora=lora, packs=plan.packs)
         made = Scorer(
-            model, recompute=plan.recompute, critic=critic, bf16=plan.bf16, packs=plan.packs, shares=plan.shares
+            model,
+            recompute=plan.recompute,
+            critic=critic,
+            bf16=plan.bf16,
+            packs=plan.packs,
+            shares=plan.shares,
+            balance=balance,
         )
         return shard(made, ranks, offload=plan.offload)
 
-    policy = scorer(plan.lora, critic=objective.value is not None)
+    policy = scorer(plan.lora, critic=objective.value is not None, balance=objective.balance > 0)
     reference = None if objective.kl is None else scorer(None, critic=False)
     if objective.advantage.baseline == "teacher":
         reference = _teacher(plan, policy.vocabulary, ranks)

@@ -37,6 +37,12 @@ def collected(values: Tensor, own: Tensor, count: int, group: dist.ProcessGroup)
     return result
 
 
+def summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over all ranks, which use it for the same."""
+    result: Tensor = _Sum.apply(values, group)  # type: ignore[no-untyped-call]
+    return result
+
+
 def exchanged(values: Tensor, group: dist.ProcessGroup, sent: list[int], received: list[int]) -> Tensor:
     """[sum(sent), ...] -> [sum(received), ...]: so many rows to each rank, and from each."""
     result: Tensor = _RowExchange.apply(values, group, sent, received)  # type: ignore[no-untyped-call]
@@ -110,6 +116,18 @@ class _Gathering(torch.autograd.Function):
         result = above.new_empty(len(above) // context.group.size(), *above.shape[1:])
         dist.reduce_scatter_tensor(result, above.contiguous(), group=context.group)
         return result, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: _ExchangeContext, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+        result = values.clone()
+        dist.all_reduce(result, group=group)
+        return result
+
+    @staticmethod
+    def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None]:
+        return above, None
 
 
 class _Collection(torch.autograd.Function):

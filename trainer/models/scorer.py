@@ -5,7 +5,8 @@ Guarantee: equal to log_softmax of the model's logits, whatever is packed with a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ from sandbox.errors import Invalid
 from trainer.batches.context import share
 from trainer.batches.pack import PackedBatch
 from trainer.models.attention import PackedAttention
+from trainer.models.balance import RouterRecord
 from trainer.models.collectives import collected
 from trainer.models.logprobs import VocabularyShare, logprobs
 
@@ -31,6 +33,7 @@ class Scores:
     new: Tensor  # log π
     entropy: Tensor
     value: Tensor | None  # of the critic, where there is one
+    balance: Tensor | None = None  # of the token's trajectory: see RouterRecord.of
 
 
 class Scorer(nn.Module):
@@ -39,7 +42,8 @@ class Scorer(nn.Module):
     `recompute` keeps one hidden state per layer and computes the rest again, for long trajectories. `bf16` computes in
     that precision while the weights stay in fp32. Unless the model `packs`, each trajectory goes through the model's
     own forward pass by itself: for models that would see what is packed with it, or that change their logits. Where it
-    `shares`, what trajectories of a group begin with alike may be read once.
+    `shares`, what trajectories of a group begin with alike may be read once. With `balance` scores say how evenly
+    experts are used.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Scorer(nn.Module):
         bf16: bool = False,
         packs: bool = True,
         shares: bool = True,
+        balance: bool = False,
     ):
         super().__init__()
         self.model = model
@@ -59,6 +64,9 @@ class Scorer(nn.Module):
         self.recompute = recompute
         self.sharers: dist.ProcessGroup | None = None  # ranks that share each matrix, head and embedding included
         self.context: dist.ProcessGroup | None = None  # ranks that share the tokens of each micro-batch
+        if balance and not packs:
+            raise Invalid("objective.balance needs a model that trains packed", hint="leave out objective.balance")
+        self.routers = RouterRecord(model, self.kind) if balance else None
         self.critic = nn.Linear(self.width, 1) if critic else None
         if self.critic is not None:
             nn.init.zeros_(self.critic.weight)
@@ -103,13 +111,18 @@ class Scorer(nn.Module):
         if not self.packs:
             with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
                 return self._one_by_one(packed)
-        if self.context is None:
-            return self._scored(packed, kind)
-        count = len(packed.targets)
-        packed, own = share(packed, dist.get_rank(self.context), self.context.size())
-        scores = self._scored(packed, kind)
-        parts = (scores.new, scores.entropy, scores.value)
-        return Scores(*(None if part is None else collected(part, own, count, self.context) for part in parts))  # type: ignore[arg-type]
+        local, own = packed, None
+        if self.context is not None:
+            local, own = share(packed, dist.get_rank(self.context), self.context.size())
+        with nullcontext() if self.routers is None else self.routers.recording():
+            scores = self._scored(local, kind)
+        if self.context is not None and own is not None:
+            parts = (scores.new, scores.entropy, scores.value)
+            count = len(packed.targets)
+            scores = Scores(*(None if part is None else collected(part, own, count, self.context) for part in parts))  # type: ignore[arg-type]
+        if self.routers is None:
+            return scores
+        return replace(scores, balance=self.routers.of(local, self.context)[packed.sequence])
 
     def _scored(self, packed: PackedBatch, kind: str) -> Scores:
         """Of this rank's tokens."""

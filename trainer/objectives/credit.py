@@ -42,7 +42,7 @@ def credit(objective: Objective, batch: Rewards) -> Credit:
     number = torch.repeat_interleave(torch.arange(len(batch.lengths)), batch.lengths)
     moved = torch.zeros_like(batch.rewards).index_add(0, number, (result != 0).to(batch.rewards.dtype)) > 0
     in_loss = objective.kl is not None and objective.kl.place == "loss"
-    always = objective.value is not None or in_loss or objective.entropy > 0
+    always = objective.value is not None or in_loss or objective.entropy > 0 or objective.balance > 0
     needed = counted & (batch.lengths > 0) & (moved | always)
     return Credit(result, torch.repeat_interleave(share, batch.lengths), counts, needed)
 

@@ -21,7 +21,7 @@ STEEPEST = 20.0  # nats: a log-ratio beyond is that of a broken number, and its 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """Sampled tokens of whole trajectories, flat: every field is [T]. Only `new` and `value` bear gradient."""
+    """Sampled tokens of whole trajectories, flat: every field is [T]. `new`, `value` and `balance` bear gradient."""
 
     new: Tensor  # log π
     engine: Tensor  # log μ
@@ -34,6 +34,7 @@ class SampledTokens:
     value: Tensor | None = None  # V of the critic as it is now
     value_before: Tensor | None = None  # V before the step
     returns: Tensor | None = None  # what V should have been
+    balance: Tensor | None = None  # how evenly its trajectory uses experts; 1: evenly
 
     @property
     def before(self) -> Tensor:

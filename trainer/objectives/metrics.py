@@ -24,7 +24,7 @@ SUMS: tuple[str, ...] = (
     "clipped_low",
     "clipped_high",
 )
-SUMS += ("masked", "entropy", "reference_kl", "value_error", "slope")
+SUMS += ("masked", "entropy", "reference_kl", "value_error", "balance", "slope")
 OUTSIDE = 2.0  # a token whose k is beyond this factor, up or down, is counted
 
 
@@ -57,6 +57,8 @@ class Metrics:
             values["reference_kl"] = divergence("k3", tokens.new.double(), tokens.reference.double())
         if tokens.value is not None and tokens.returns is not None:
             values["value_error"] = (tokens.value - tokens.returns).double().square()
+        if tokens.balance is not None:
+            values["balance"] = tokens.balance.double()
         nothing = k.new_zeros(())
         self.sums += torch.stack([values[name].sum() if name in values else nothing for name in SUMS]).cpu()
 
@@ -87,6 +89,7 @@ class Metrics:
             entropy=total["entropy"] / tokens,
             reference_kl=total["reference_kl"] / tokens,
             value_error=total["value_error"] / tokens,
+            balance=total["balance"] / tokens,
             largest_share=self.largest / total["slope"] if total["slope"] else 0.0,
         )
 
@@ -107,6 +110,7 @@ class Summary:
     entropy: float = 0.0  # nats
     reference_kl: float = 0.0
     value_error: float = 0.0
+    balance: float = 0.0  # of experts; 1: used evenly
     largest_share: float = 0.0  # of the sum of |d loss / d log π|, what the largest token alone has
 
     def items(self) -> dict[str, float]:

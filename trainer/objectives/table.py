@@ -41,7 +41,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """loss = Σ_t share_t · (ℓ_t · Π corrections + β KL_t - entropy · H_t + value loss_t).
+    """loss = Σ_t share_t · (ℓ_t · Π corrections + β KL_t - entropy · H_t + balance · B_t + value loss_t).
 
     With corrections the ratio is taken against π_prox and the corrections bridge from there to the engine's policy;
     without, the ratio is taken against μ as the engine reported it.
@@ -57,16 +57,19 @@ class Objective:
     value: Value | None = None
     drop_silent: bool = False  # groups whose rewards are all equal do not count at all (DAPO's dynamic sampling)
     entropy: float = 0.0  # coefficient of the bonus
+    balance: float = 0.0  # coefficient of what makes experts be used evenly, see trainer.models.balance
     overlong: Overlong = Overlong()  # noqa: RUF009 - frozen
 
     @property
     def streams(self) -> bool:
         """Can gradients be summed while groups come in, and be divided once the batch is complete?
 
-        Terms of KL and of entropy are not proportional to the advantage, so they must not meet a late divisor.
+        Terms of KL, entropy and balance are not proportional to the advantage, so they must not meet a late divisor.
         """
         late_divisor = self.advantage.scale in ("batch", "within_groups")
-        return not self.advantage.needs_batch and not (late_divisor and (self.kl is not None or self.entropy))
+        return not self.advantage.needs_batch and not (
+            late_divisor and (self.kl is not None or self.entropy or self.balance)
+        )
 
     def loss(self, tokens: SampledTokens, metrics: Metrics) -> Tensor:
         """The part of the batch's loss that these tokens make: a scalar. Adds to `metrics`."""
@@ -83,6 +86,9 @@ class Objective:
             item = item + (term * log_ratio(self.ratio, tokens, old).exp() if self.kl.weighted else term)
         if self.entropy:
             item = item - self.entropy * tokens.entropy
+        if self.balance:
+            assert tokens.balance is not None, "a balance of experts needs a model that says it"
+            item = item + self.balance * tokens.balance
         if self.value is not None:
             item = item + value_loss(self.value, tokens)
         item = item * tokens.share
@@ -182,6 +188,7 @@ def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
         kl=_kl(row, settings),
         drop_silent=row.drop_silent if settings.drop_silent is None else settings.drop_silent,
         entropy=settings.entropy,
+        balance=settings.balance,
         overlong=Overlong(**msgspec.structs.asdict(settings.overlong)),
     )
     critic = row.advantage.baseline == "critic"
