@@ -196,8 +196,6 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
             hint="set sampling.top_p = 1 and top_k = 0; evaluation.top_p is of evaluations alone",
         )
     mesh_layout(config)
-    if config.lora and config.mesh.tensor > 1:
-        raise Invalid("adapters are not cut", hint="leave out mesh.tensor, or lora")
     if config.optimiser.kind == "muon" and config.ranks > 1:
         raise Invalid("Muon needs whole matrices, and ranks have shards of them", hint="set ranks = 1, or adamw")
     if config.branching is not None and config.tail:
@@ -285,7 +283,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
             f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
         )
     need_model(begin, *environments(config), length=config.max_length)
-    need_cuttable(model_content(begin), mesh_layout(config))
+    need_cuttable(model_content(begin), mesh_layout(config), adapters=config.lora > 0)
     config = _absolute(config)
     planned = rollout_plan(config, begin)  # refuses a machine with too few GPUs, or too little memory of them
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")

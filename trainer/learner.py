@@ -19,14 +19,14 @@ from itertools import accumulate
 from statistics import fmean
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer import optimisers
 from trainer.batches.pack import EMPTY, PackedBatch, pack
 from trainer.batches.plan import Family, families, plan
 from trainer.batches.sample import Sample, accepted, episodes
 from trainer.distributed.ranks import ALONE, Ranks
-from trainer.distributed.shard import local, norm_of
+from trainer.distributed.shard import bound_norm, local
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
 from trainer.objectives import (
@@ -254,11 +254,8 @@ class Learner:
             return
         self._metrics.sums[0] /= divisor * self.settings.updates  # the loss; nothing else has shares
         self._done, self._metrics = self._done + self._metrics, Metrics()
-        shards = [local(gradient) for gradient in gradients]
-        torch._foreach_mul_(shards, 1.0 / divisor)
-        norm = nn.utils.get_total_norm(shards) if self.ranks.alone else norm_of(gradients, self.ranks)
-        bound = torch.clamp(self.settings.max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_(shards, bound.to(shards[0].device))
+        torch._foreach_mul_([local(gradient) for gradient in gradients], 1.0 / divisor)
+        norm = bound_norm(gradients, self.settings.max_norm, self.ranks)
         self._stats.grad_norm = float(norm)
         if not torch.isfinite(norm):
             name = self._first_not_finite(gradients=True)

@@ -31,7 +31,7 @@ def preview(config: TrainConfig) -> int:
     if start is None:
         raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
     need_model(start, *environments(config), length=config.max_length)
-    need_cuttable(model_content(start), mesh_layout(config))
+    need_cuttable(model_content(start), mesh_layout(config), adapters=config.lora > 0)
     shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")

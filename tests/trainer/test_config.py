@@ -24,7 +24,7 @@ from trainer.estimate import estimate, ghostly, retained
 from trainer.models import policy
 from trainer.models.scorer import Scorer
 from trainer.preview import preview
-from trainer.settings import ObjectiveSettings
+from trainer.settings import MeshSettings, ObjectiveSettings
 from trainer.weights import Publisher
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fix_the_service"
@@ -58,6 +58,7 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
         ('task = "x"\n[optimiser]\nrate = -1.0', "> 0.*optimiser.rate"),
         ('task = "x"\n[objective.clip]\ndual = 0.5', "set more than 1.*objective.clip"),
         ('task = "x"\n[sampling]\ntop_p = 0.9', "cannot be learned from"),
+        ('task = "x"\nranks = 3\n[mesh]\ntensor = 2', "does not divide 3 ranks"),
         ("steps = 3", "no task is named"),
         ("steps =", "is no TOML"),
     ],
@@ -77,6 +78,17 @@ def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> 
     assert open_run(again)[1].steps == 7
     assert open_run(again, ranks=3)[1].ranks == open_run(again)[1].ranks == 3
     assert open_run(again)[1].steps == 7
+
+
+def test_a_mesh_that_does_not_fit_leaves_no_run_behind(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"num_attention_heads is 6, mesh\.tensor 4"):
+        open_run(TrainConfig(task=EXAMPLE, ranks=4, mesh=MeshSettings(tensor=4), out=tmp_path))
+    with pytest.raises(Invalid, match="adapters are not cut"):
+        open_run(TrainConfig(task=EXAMPLE, ranks=2, mesh=MeshSettings(tensor=2), lora=4, out=tmp_path))
+    assert not list(tmp_path.iterdir())
+    directory, _ = open_run(TrainConfig(task=EXAMPLE, ranks=2, mesh=MeshSettings(tensor=2), out=tmp_path))
+    with pytest.raises(Invalid, match="does not divide 3 ranks"):
+        open_run(TrainConfig(task=Path(), resume=directory), ranks=3)
 
 
 def test_a_mixture_is_read_with_its_paths_and_reaches_the_rollout(tmp_path: Path) -> None:

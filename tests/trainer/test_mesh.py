@@ -76,7 +76,12 @@ def test_a_model_that_cannot_be_cut_is_refused(content: dict[str, Any], sizes: d
     layout = MeshLayout(ranks=8, **sizes)
     with pytest.raises(Invalid, match=reason):
         need_cuttable(content, layout)
-    need_cuttable(content, MeshLayout(ranks=8))
+    need_cuttable(content, MeshLayout(ranks=8), adapters=True)
+
+
+def test_adapters_are_not_cut() -> None:
+    with pytest.raises(Invalid, match="adapters are not cut"):
+        need_cuttable(DENSE, MeshLayout(ranks=2, tensor=2), adapters=True)
 
 
 def test_a_plan_names_every_parameter_of_its_family(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from trainer.reports.report import Totals
 from trainer.reports.split import PARTS
 from trainer.resume import ResumeState, saves_in
 from trainer.run import main
+from trainer.settings import MeshSettings
 
 FIELDS = {
     *("reward_before", "reward_after", "wall_s", "verdicts", "checkpoints", "stored_bytes", "full_bytes"),
@@ -130,7 +131,8 @@ def test_a_run_goes_on_whichever_of_its_processes_is_killed(daemon: Daemon, tmp_
 def test_a_rank_of_a_live_run_is_killed_and_the_run_goes_on(
     daemon: Daemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    directory, _ = open_run(small(tmp_path / "runs", steps=2, held_out=1, faults=0, ranks=2, staleness=0))
+    mesh = MeshSettings(tensor=2)
+    directory, _ = open_run(small(tmp_path / "runs", steps=2, held_out=1, faults=0, ranks=2, staleness=0, mesh=mesh))
     process = begin(directory)
     try:
         while process.poll() is None and not rows(

@@ -44,6 +44,11 @@ class MeshLayout:
             )
 
     @property
+    def cuts(self) -> bool:
+        """Whether a model needs a plan for it."""
+        return self.tensor > 1 or self.expert > 1
+
+    @property
     def shards(self) -> int:
         """Ranks that share a copy of the weights, and compute different micro-batches."""
         return self.ranks // (self.replicate * self.context * self.tensor)

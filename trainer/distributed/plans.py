@@ -66,10 +66,12 @@ def plan_of(kind: str) -> ModelPlan:
     return PLANS[kind]
 
 
-def need_cuttable(content: Mapping[str, object], layout: MeshLayout) -> None:
-    """Refuses a model, by its ``config.json``, that cannot be cut so."""
-    if layout.tensor == 1 and layout.expert == 1:
+def need_cuttable(content: Mapping[str, object], layout: MeshLayout, *, adapters: bool = False) -> None:
+    """Refuses a model, by its ``config.json``, that cannot be cut so, and one with adapters."""
+    if not layout.cuts:
         return
+    if adapters:
+        raise Invalid("adapters are not cut", hint="leave out mesh.tensor and mesh.expert, or lora")
     kind = str(content.get("model_type"))
     plan = plan_of(kind)
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):

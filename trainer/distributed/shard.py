@@ -41,7 +41,7 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
         cut_matrices(scorer, meshes.dense["tensor"])
     if layout.context > 1:
         share_tokens(scorer, meshes.batches["context"])
-    experts = cut_experts(scorer, meshes) if layout.tensor > 1 or layout.expert > 1 else []
+    experts = cut_experts(scorer, meshes) if layout.cuts else []
     for module in (*experts, *scorer.layers(), scorer):
         chosen = meshes.experts if module in experts else meshes.dense
         mesh = chosen["replicate", "shard"] if layout.replicate > 1 else chosen["shard"]
@@ -68,6 +68,15 @@ def norm_of(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:
         total += local(gradient).float().square().sum().to(ranks.device) / holders
     dist.all_reduce(total)
     return total.sqrt()
+
+
+def bound_norm(gradients: Sequence[Tensor], largest: float, ranks: Ranks) -> Tensor:
+    """Has their norm, which is returned, be `largest` at most, in place."""
+    shards = [local(gradient) for gradient in gradients]
+    norm = nn.utils.get_total_norm(shards) if ranks.alone else norm_of(gradients, ranks)
+    factor = torch.clamp(largest / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(shards, factor.to(shards[0].device))
+    return norm
 
 
 def local(values: Tensor) -> Tensor:

@@ -11,7 +11,10 @@ import msgspec
 
 from rollout.decide.ranges import Count, Natural, Positive
 from sandbox.errors import Invalid, NotFound
-from trainer.settings import OptimiserSettings, Table, need_existing, override
+from trainer.config import model_content
+from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.plans import need_cuttable
+from trainer.settings import MeshSettings, OptimiserSettings, Table, need_existing, override
 
 RATE = {"sft": 2e-5, "dpo": 1e-6}
 
@@ -43,6 +46,7 @@ class SupervisedConfig(msgspec.Struct, frozen=True, kw_only=True):
     template: dict[str, Any] = {}  # for the chat template
     lora: Natural = 0  # rank of adapters; they are merged into the model that is written
     ranks: Count = 1  # processes that share the steps
+    mesh: MeshSettings = MeshSettings()  # what ranks share
     bf16: bool = False
     recompute: bool = False
 
@@ -61,9 +65,13 @@ def gather(loss: str, what: Path, options: Mapping[str, Any], settings: Sequence
     if "model" not in content:
         raise Invalid("no model is named", hint="--model FOLDER, a Hugging Face directory with a chat template")
     try:
-        return msgspec.convert(content, SupervisedConfig, dec_hook=_path)
+        made = msgspec.convert(content, SupervisedConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise Invalid(f"configuration: {error}", hint="see docs/supervised.md") from None
+    layout = MeshLayout(ranks=made.ranks, **msgspec.structs.asdict(made.mesh))
+    if layout.cuts:
+        need_cuttable(model_content(made.model), layout, adapters=made.lora > 0)
+    return made
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer import optimisers
 from trainer.batches.pack import EMPTY, pack
 from trainer.batches.plan import plan
 from trainer.batches.sample import Sample
 from trainer.distributed.ranks import ALONE, Ranks
+from trainer.distributed.shard import bound_norm
 from trainer.errors import TrainerFailed
 from trainer.learner import SAME_ROUNDING
 from trainer.models.scorer import Scorer
@@ -54,8 +55,8 @@ class SupervisedLearner:
         for parameter in self.trained:
             parameter.grad = None
         metrics = self._run(batch, learn=True)
-        total = nn.utils.clip_grad_norm_(self.trained, self.settings.max_norm)
-        norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total)
+        gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
+        norm = float(bound_norm(gradients, self.settings.max_norm, self.ranks))
         if not torch.isfinite(torch.tensor([norm, metrics["loss"]])).all():
             raise TrainerFailed(
                 f"the loss is {metrics['loss']}, the norm of its gradient {norm}; the weights are as they were",

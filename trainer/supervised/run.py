@@ -224,11 +224,14 @@ def run(directory: Path, ranks: int) -> Path:
 
 def resume(directory: Path, *, report: Callable[[str], object] = print, ranks: Ranks = ALONE) -> SupervisedRun:
     """The run of a directory, where it was."""
+    return SupervisedRun(_read(directory), directory=directory.resolve(), report=report, ranks=ranks)
+
+
+def _read(directory: Path) -> SupervisedConfig:
     try:
-        config = msgspec.json.decode((directory / PLAN).read_bytes(), type=SupervisedConfig, dec_hook=_path)
+        return msgspec.json.decode((directory / PLAN).read_bytes(), type=SupervisedConfig, dec_hook=_path)
     except FileNotFoundError:
         raise Invalid(f"{directory} is no supervised run", hint="name a directory that `pagurus sft` made") from None
-    return SupervisedRun(config, directory=directory.resolve(), report=report, ranks=ranks)
 
 
 def _flat(units: Sequence[Unit]) -> list[Any]:
@@ -242,7 +245,7 @@ def _path(kind: type, value: object) -> object:
 def main(directory: Path) -> None:
     """One rank of torchrun's."""
     torch.set_num_threads(1)
-    ranks = join()
+    ranks = join(**msgspec.structs.asdict(_read(directory).mesh))
     try:
         resume(directory, ranks=ranks).run()
     finally:
