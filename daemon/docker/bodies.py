@@ -163,7 +163,7 @@ def service(body: ContainerBody, name: str) -> Service:
         user=body.user or None,
         workdir=body.working_dir or None,
         healthcheck=_probe(body.healthcheck),
-        restart=Restart(policy.name or "no"),
+        restart=_restart(policy.name),
         restart_attempts=min(max(policy.maximum_retry_count, 0), 1000),
         volumes=volumes,
         trees=binds,
@@ -258,6 +258,13 @@ def _ports(bindings: dict[str, list[PortBinding] | None]) -> list[PublishedPort]
                 published = int(match[1])
             result.append(PublishedPort(target=int(match[1]), published=published))
     return result
+
+
+def _restart(name: str) -> Restart:
+    try:
+        return Restart(name or "no")
+    except ValueError:
+        raise Invalid(f"{name[:40]!r} is no restart policy", hint=f"one of {', '.join(Restart)}") from None
 
 
 def _extra_hosts(said: list[str]) -> dict[str, str]:

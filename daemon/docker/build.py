@@ -7,6 +7,7 @@ has a name in that sandbox, and in those that descend from it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import secrets
@@ -20,17 +21,41 @@ from daemon.docker import streams
 from daemon.docker.paths import Call
 from sandbox import Client
 from sandbox.container.cgroup import parse_bytes
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Invalid, NotFound, PagurusError
 from sandbox.image import reference
 from sandbox.image.store import BUILT
 from sandbox.tree import host_files, safe_path
 
 if TYPE_CHECKING:
     from daemon.docker.engine import Engine
+    from daemon.host.host import Host
 
 MAX_CONTEXT = 4 << 30  # bytes of a context where the sandbox has no limit of its disk
 MAX_DOCKERFILE = 1 << 20
 MAX_IMAGES = 32  # names of one sandbox
+
+
+class Builds:
+    """The images on a host that were built in sandboxes."""
+
+    def __init__(self, host: Host, address: str) -> None:
+        """`address`: of the daemon's own socket."""
+        self._host, self.address = host, address
+        self.under_way: set[str] = set()
+
+    async def sweep(self, *, without: str = "") -> None:
+        """Remove those that no sandbox and no checkpoint knows; `without`: of a sandbox that is being removed."""
+        host = self._host
+        rows = [*host.making.rows(), *(live.row for live in host.live_sandboxes.values())]
+        checkpoints = list(host.services.checkpoints.values())
+        compositions = [row.composition for row in rows if row.id != without]
+        compositions += [row.composed(None) for row in checkpoints if row.sandbox != without]
+        compositions += [row.template.composition for row in checkpoints if row.template is not None]
+        used = {name for one in compositions if one is not None for name in one.images.values()} | self.under_way
+        for name in await asyncio.to_thread(host.images.list):
+            if name.startswith(BUILT) and name not in used:
+                with contextlib.suppress(NotFound):
+                    await asyncio.to_thread(host.images.remove, name, host.images_used)
 
 
 async def answer(engine: Engine, call: Call) -> web.StreamResponse:
@@ -64,13 +89,16 @@ async def _build(
 ) -> None:
     row, made = engine.live.row, f"{BUILT}{secrets.token_hex(8)}"
     file = call.query.get("dockerfile", "") or "Dockerfile"
+    engine.builds.under_way.add(made)
     try:
         arguments = json.loads(call.query.get("buildargs", "") or "{}")
+        if not isinstance(arguments, dict):
+            raise Invalid("`buildargs` is no object", hint="an object of strings")
         text = await asyncio.to_thread(host_files.read, directory, file.lstrip("/"), MAX_DOCKERFILE)
         # Not in the context, where a link on the way could lead out of it.
         with host_files.fresh_directory(engine.host.images.directory) as own:
             await asyncio.to_thread(host_files.write, own / "Dockerfile", text)
-            async with Client(engine.address) as client:
+            async with Client(engine.builds.address) as client:
                 image = await client.images.build(
                     made,
                     directory,
@@ -92,6 +120,8 @@ async def _build(
     except (PagurusError, OSError, ValueError) as error:
         lines.put_nowait({"errorDetail": {"message": str(error)}, "error": str(error)})
     finally:
+        engine.builds.under_way.discard(made)
+        await engine.builds.sweep()  # a name may have meant another image
         lines.put_nowait(None)
 
 

@@ -20,7 +20,7 @@ from daemon.host import compositions
 from sandbox.container import services
 from sandbox.container.process import exit_code
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound, PagurusError, Unsupported
-from sandbox.messages import Service, ServiceInfo, StopRequest
+from sandbox.messages import ServiceInfo, StopRequest
 from sandbox.messages.services import ServiceState
 
 MAX_WAIT = 600.0  # seconds for a command whose client has lost its connection, and asks how it ended
@@ -37,7 +37,7 @@ async def _list(engine: Engine, call: Call) -> web.StreamResponse:
         matches = [one for one in matches if one["State"] in ("running", "restarting")]
     matches = [one for one in matches if _fits(one, call.filters)]
     matches.sort(key=lambda one: -one["Created"])
-    limit = int(call.query.get("limit", "0") or 0)
+    limit = int(call.seconds("limit") or 0)
     return json_answer(matches[:limit] if limit > 0 else matches)
 
 
@@ -69,7 +69,8 @@ async def _create(engine: Engine, call: Call) -> web.StreamResponse:
     if name in engine.composition.services:
         raise Conflict(f'The container name "/{name}" is already in use', hint="remove it, or choose another one")
     image = await asyncio.to_thread(engine.image, body.image)
-    requested = msgspec.convert(msgspec.to_builtins(bodies.service(body, name)), Service)  # bounds are checked
+    requested = bodies.service(body, name)
+    compositions.need_values(name, requested)
     made = msgspec.structs.replace(
         compositions.completed(name, requested, image), container=secrets.token_hex(32), created_at=time.time()
     )

@@ -18,6 +18,7 @@ from sandbox.image.store import BUILT
 from sandbox.messages import Composition
 
 if TYPE_CHECKING:
+    from daemon.docker.build import Builds
     from daemon.host.host import Host
     from daemon.turns.turns import LiveSandbox
     from sandbox.image.store import StoredImage
@@ -41,11 +42,10 @@ class PreparedExec:
 class Engine:
     """What one sandbox has of the engine in addition to its services."""
 
-    def __init__(self, host: Host, live: LiveSandbox, address: str) -> None:
-        """`address`: of the daemon's own socket."""
+    def __init__(self, host: Host, live: LiveSandbox, builds: Builds) -> None:
         self.host = host
         self.live = live
-        self.address = address
+        self.builds = builds
         self.building = asyncio.Lock()
         self.execs: dict[str, PreparedExec] = {}
 

@@ -97,6 +97,7 @@ async def _image_remove(engine: Engine, call: Call) -> web.StreamResponse:
         await asyncio.to_thread(_lookup, engine, call.id)
         raise Conflict(f"{call.id[:200]} belongs to the host", hint="leave it; what was built here can be removed")
     await engine.live.added.change_images(remove=tag)
+    await engine.builds.sweep()
     return json_answer([{"Untagged": tag}])
 
 

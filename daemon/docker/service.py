@@ -5,8 +5,6 @@ Guarantee (I6): who connects there is of that sandbox, whatever it says; nothing
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,11 +13,11 @@ from aiohttp import web
 
 from daemon.catalogue import SandboxRow
 from daemon.docker import archives, containers, objects, streams
+from daemon.docker.build import Builds
 from daemon.docker.engine import Engine
 from daemon.docker.paths import ROUTES, Call, json_answer, refusal
 from daemon.gateway.inside import InsideListeners
-from sandbox.errors import Closed, NotFound, PagurusError
-from sandbox.image.store import BUILT
+from sandbox.errors import Closed, PagurusError
 from sandbox.messages import SandboxState
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ class DockerService:
 
     def __init__(self, host: Host, address: str) -> None:
         """`address`: of the daemon's own socket."""
-        self._host, self._address = host, address
+        self._host, self._builds = host, Builds(host, address)
         self._engines: dict[str, Engine] = {}
         self._inside = InsideListeners(NAME, self.serve, host.services.spawn)
 
@@ -59,13 +57,8 @@ class DockerService:
         """Take the listener away."""
         self._engines.pop(row.id, None)
         await self._inside.detach(row.id)
-        if row.state is SandboxState.REMOVED and row.composition is not None and row.composition.images:
-            others = [live.row.composition for live in self._host.live_sandboxes.values() if live.row is not row]
-            used = {name for one in others if one is not None for name in one.images.values()}
-            built = {name for name in row.composition.images.values() if name.startswith(BUILT)}
-            for name in built - used:
-                with contextlib.suppress(NotFound):
-                    await asyncio.to_thread(self._host.images.remove, name, self._host.images_used)
+        if row.state is SandboxState.REMOVED and row.docker:
+            await self._builds.sweep(without=row.id)
 
     async def serve(self, sandbox: str, request: web.BaseRequest) -> web.StreamResponse:
         """One request of a program of this sandbox."""
@@ -75,7 +68,7 @@ class DockerService:
                 raise Closed("the sandbox is not there yet, or no more", hint="ask again")
             engine = self._engines.get(sandbox)
             if engine is None or engine.live is not live:
-                engine = self._engines[sandbox] = Engine(self._host, live, self._address)
+                engine = self._engines[sandbox] = Engine(self._host, live, self._builds)
             handler, named = ROUTES.find(request.method, request.path)
             return await handler(engine, Call(request, named))
         except PagurusError as error:

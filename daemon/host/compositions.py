@@ -98,16 +98,20 @@ def need(requested: Composition) -> None:
         for network in service.networks:
             if network not in requested.networks:
                 raise Invalid(f"service {name}: no network {network}", hint="name it below `networks`")
-        for where in service.extra_hosts.values():
-            _need_address(name, where)
+        need_values(name, service)
         for port in service.ports:
             if (other := published.setdefault(port.published, name)) != name:
                 raise Invalid(
                     f"services {other} and {name} both publish port {port.published}", hint="choose another for one"
                 )
-        for size in (service.limits.memory,):
-            if size is not None:
-                parse_bytes(size)
+
+
+def need_values(name: str, service: Service) -> None:
+    """Raise Invalid for values of one service that mean nothing."""
+    for where in service.extra_hosts.values():
+        _need_address(name, where)
+    if service.limits.memory is not None:
+        parse_bytes(service.limits.memory)
 
 
 def _need_address(name: str, text: str) -> None:

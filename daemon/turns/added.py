@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sandbox.tree.safe_path import SandboxRoot
 
 NONE = Composition(services={}, networks={}, main="")
+MAX_SIZE = 256 << 10  # bytes of all that is said of services: each turn writes it down
 MAX_TREE = 64 << 30  # bytes of a service's files where the sandbox has no limit of its disk
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
@@ -45,6 +46,9 @@ def with_service(composition: Composition | None, name: str, service: Service) -
     composition = composition or NONE
     if name in composition.services:
         raise Conflict(f"there is a service {name} already", hint="remove it, or choose another name")
+    for other, one in composition.services.items():
+        for port in {port.published for port in one.ports} & {port.published for port in service.ports}:
+            raise Conflict(f"port {port} is already allocated, to service {other}", hint="choose another one")
     taken = {services.slot(composition, other) for other in composition.services}
     free = next((number for number in range(MAX_SERVICES) if number not in taken), None)
     if free is None:
@@ -59,6 +63,20 @@ def with_service(composition: Composition | None, name: str, service: Service) -
     return msgspec.structs.replace(
         composition, services={**staying, name: added}, networks={**composition.networks, **missing}
     )
+
+
+def checked(composition: Composition) -> Composition:
+    """A composition as the next daemon will read it. Pure. Raises Invalid for one that it would not.
+
+    What a program of a sandbox says, names above all, must not keep a host from starting.
+    """
+    try:
+        made = msgspec.convert(msgspec.to_builtins(composition), Composition)
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the services of the sandbox: {error}", hint="use letters, digits, dots and dashes") from None
+    if len(msgspec.json.encode(made)) > MAX_SIZE:
+        raise Invalid(f"what is said of services is {MAX_SIZE} bytes at most", hint="put large values in files")
+    return made
 
 
 def without_service(composition: Composition, name: str) -> Composition:
@@ -87,7 +105,7 @@ class AddedServices:
         """
         live = self._live
         async with self._changing, live.altering("services", services.root(name)):
-            with_service(live.row.composition, name, service)  # before gigabytes are copied
+            checked(with_service(live.row.composition, name, service))  # before gigabytes are copied
             await self._unmount(name)
             try:
                 service = await in_thread(self._fill, name, service, image)
@@ -149,6 +167,7 @@ class AddedServices:
             await in_thread(files.remove, inside, base, place, recursive=True)
 
     async def _publish(self, composition: Composition) -> None:
+        composition = checked(composition)
         await self._live.container.change_services(composition)
         self._live.row.composition = composition
         await self._live.services.catalogue.write([put_sandbox(self._live.row)])

@@ -12,7 +12,7 @@ from daemon.docker.engine import tagged
 from daemon.docker.paths import ROUTES
 from daemon.docker.service import PORT
 from daemon.network.addresses import kernel_entry, published_places
-from daemon.turns.added import with_service, without_service
+from daemon.turns.added import checked, with_service, without_service
 from sandbox.container import services
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany, Unsupported
 from sandbox.messages import Composition, Service, ServiceInfo
@@ -99,6 +99,7 @@ def test_what_would_be_another_container_is_refused(said: dict[str, Any]) -> Non
         {"HostConfig": {"PortBindings": {"70000/tcp": [{}]}}},
         {"HostConfig": {"PortBindings": {"http": [{}]}}},
         {"StopSignal": "SIGNOTHING"},
+        {"HostConfig": {"RestartPolicy": {"Name": "sometimes"}}},
     ],
 )
 def test_nonsense_is_refused(said: dict[str, Any]) -> None:
@@ -133,6 +134,29 @@ def test_a_sandbox_has_so_many() -> None:
         for number in range(100):
             made = with_service(made, f"c{number}", Service(image="i"))
     assert made is not None and len(made.services) == 32 and made.main == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "../web"},
+        {"name": "web", "networks": {"a/b": []}},
+        {"name": "web", "networks": {"a": ["x y"]}},
+        {"name": "web", "trees": [TreeMount(source="/a\0", target="/b")]},
+        {"name": "web", "ports": [PublishedPort(target=0, published=70_000)]},
+        {"name": "web", "env": {"A": "x" * 300_000}},
+    ],
+)
+def test_what_a_new_daemon_could_not_read_is_not_written(said: dict[str, Any]) -> None:
+    name = said.pop("name")
+    with pytest.raises(Invalid):
+        checked(with_service(None, name, Service(image="i", **said)))
+
+
+def test_a_port_is_published_once() -> None:
+    web = Service(image="i", ports=[PublishedPort(target=80, published=8080)])
+    with pytest.raises(Conflict, match="already allocated"):
+        with_service(with_service(None, "a", web), "b", web)
 
 
 def test_published_ports_lead_to_their_service() -> None:

@@ -214,14 +214,16 @@ async def test_builds_and_copies(sb: Sandbox, engine: Any, host: Client) -> None
 
 
 async def test_no_image_outlives_its_sandbox(host: Client) -> None:
+    async def built() -> set[str]:
+        return {one.name for one in await host.images.list() if one.name.startswith("built-")}
+
+    before = await built()
     async with host.create("debian", docker=True) as sandbox, sandbox.ports.forward(PORT) as address:
         client = await client_of(address)
-        await asyncio.to_thread(
-            client.images.build, fileobj=io.BytesIO(b"FROM debian\nRUN echo x > /only-here\n"), tag="mine"
-        )
-        before = [one.name for one in await host.images.list() if one.name.startswith("built-")]
-    after = [one.name for one in await host.images.list() if one.name.startswith("built-")]
-    assert len(before) == len(after) + 1
+        for text in (b"FROM debian\nRUN echo x > /only-here\n", b"FROM debian\nRUN echo y > /only-here\n"):
+            await asyncio.to_thread(client.images.build, fileobj=io.BytesIO(text), tag="mine")
+            assert len(await built() - before) == 1
+    assert await built() == before
 
 
 @pytest.mark.skipif(CLIENT is None, reason="there is no docker client")
@@ -254,6 +256,9 @@ async def test_a_new_daemon_goes_on(own: Daemon) -> None:
         async with sandbox.ports.forward(PORT) as address:
             client = await client_of(address)
             await asyncio.to_thread(client.containers.run, "debian", "sleep 1000", name="web", detach=True)
+            for said in ({"name": "../web"}, {"name": "x", "network": "a/b"}, {"name": "x", "ports": {"99999/tcp": 1}}):
+                with pytest.raises(APIError):
+                    await asyncio.to_thread(client.containers.create, "debian", "true", **said)
         own.kill()
         own.start()
         sandbox = await host.get(sandbox.id)
