@@ -182,12 +182,12 @@ def service(body: ContainerBody, name: str) -> Service:
         labels=body.labels or {},
         remove_at_end=host.auto_remove,
         stdin_open=body.open_stdin,
+        tty=body.tty,
     )
 
 
 def _need_possible(body: ContainerBody, host: HostConfig) -> None:
     requested = {
-        "terminal (-t)": body.tty,
         "--privileged": host.privileged,
         "--cap-add": bool(words(host.cap_add)),
         "--device": bool(host.devices),

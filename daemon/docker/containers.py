@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -23,6 +24,7 @@ from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound, Pagurus
 from sandbox.messages import ServiceInfo, StopRequest
 from sandbox.messages.services import ServiceState
 
+MAX_CELLS = 10_000  # rows, or columns, of a terminal
 MAX_WAIT = 600.0  # seconds for a command whose client has lost its connection, and asks how it ended
 
 
@@ -189,9 +191,22 @@ async def _prune(engine: Engine, call: Call) -> web.StreamResponse:
 
 
 @ROUTES("POST", "/containers/{id}/resize")
-@ROUTES("POST", "/exec/{id}/resize")
 async def _resize(engine: Engine, call: Call) -> web.StreamResponse:
-    return web.Response(status=200)  # none has a terminal
+    row = engine.live.composed.row(engine.name(call.id))
+    return await _resized(engine, "" if row is None else row.id, call)
+
+
+@ROUTES("POST", "/exec/{id}/resize")
+async def _exec_resize(engine: Engine, call: Call) -> web.StreamResponse:
+    return await _resized(engine, engine.prepared(call.id).program, call)
+
+
+async def _resized(engine: Engine, program: str, call: Call) -> web.StreamResponse:
+    rows, columns = (min(int(call.seconds(name) or 0), MAX_CELLS) for name in ("h", "w"))
+    if program and rows and columns:
+        with contextlib.suppress(PagurusError):  # it has ended
+            await (await engine.live.programs.supervisor(program)).resize(rows, columns)
+    return web.Response(status=200)
 
 
 @ROUTES("GET", "/containers/{id}/logs")
@@ -223,8 +238,8 @@ async def _exec(engine: Engine, call: Call) -> web.StreamResponse:
     name, body = engine.name(call.id), await call.body(bodies.ExecBody)
     if engine.live.composed.info(name).state is not ServiceState.RUNNING:
         raise Conflict(f"container {name} is not running", hint="start it")
-    if body.tty or body.privileged:
-        raise Unsupported("a command in a container has no terminal (-t) and no --privileged", hint="leave it out")
+    if body.privileged:
+        raise Unsupported("a command in a container has no --privileged", hint="leave it out")
     prepared = PreparedExec(name, body)
     engine.remember(prepared)
     return json_answer({"Id": prepared.number}, status=201)
@@ -250,5 +265,5 @@ async def _exec_inspect(engine: Engine, call: Call) -> web.StreamResponse:
         "ID": prepared.number, "Running": prepared.exit_code is None, "ExitCode": prepared.exit_code, "Pid": 0,
         "ContainerID": "" if said is None else shown.identity(prepared.container, said), "OpenStdin": False,
         "OpenStdout": True, "OpenStderr": True, "CanRemove": False,
-        "ProcessConfig": {"entrypoint": argv[0] if argv else "", "arguments": argv[1:], "tty": False},
+        "ProcessConfig": {"entrypoint": argv[0] if argv else "", "arguments": argv[1:], "tty": prepared.body.tty},
     })  # fmt: skip

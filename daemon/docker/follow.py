@@ -37,7 +37,12 @@ def tail_of(data: bytes, lines: str) -> bytes:
 
 async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:
     """What a container has printed, since its last start, and with `follow` what it prints until it ends."""
-    response = web.StreamResponse(headers={"Content-Type": streams.FRAMES})
+    terminal = live.composed.composition.services[name].tty
+    response = web.StreamResponse(headers={"Content-Type": streams.RAW if terminal else streams.FRAMES})
+
+    def framed(stream: str, data: bytes) -> bytes:
+        return data if terminal else streams.frame(stream, data)
+
     requested = [stream for stream in ("stdout", "stderr") if call.flag(stream)]
     row = live.composed.row(name)
     await response.prepare(call.request)
@@ -49,13 +54,13 @@ async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResp
         tail = call.query.get("tail", "all")
         for stream in requested:
             if part := tail_of(logs.stdout if stream == "stdout" else logs.stderr, tail):
-                await response.write(streams.frame(stream, part))
+                await response.write(framed(stream, part))
         if call.flag("follow"):
             ends = (logs.stdout_start + len(logs.stdout), logs.stderr_start + len(logs.stderr))
 
             async def put(chunk: LogChunk) -> None:
                 if chunk.stream in requested:
-                    await response.write(streams.frame(chunk.stream, chunk.data))
+                    await response.write(framed(chunk.stream, chunk.data))
 
             await live.programs.follow(row.id, ends, put)
     except* (PagurusError, ConnectionError):  # it went with its state, or the client has left
@@ -73,11 +78,12 @@ async def attach(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse
     if running and before is not None and not call.flag("logs"):
         outputs = (await (await live.programs.supervisor(before.id)).state()).outputs
         since = (outputs[0].end, outputs[1].end)
-    connection = streams.TakenConnection(call.request)
+    said = live.composed.composition.services[name]
+    connection = streams.TakenConnection(call.request, terminal=said.tty)
     row = before if running else await _next(live, name, before)
     if row is not None:
         requested = {stream for stream in ("stdout", "stderr") if call.flag(stream)}
-        stdin = call.flag("stdin") and live.composed.composition.services[name].stdin_open
+        stdin = call.flag("stdin") and said.stdin_open
         await _pump(live, row, connection, since, requested, stdin=stdin)
     return connection.close()
 
@@ -104,14 +110,15 @@ async def run_exec(live: LiveSandbox, prepared: PreparedExec, call: Call, *, det
     )
     argv = bodies.words(body.cmd) or []
     # Before it prints: clients lose what comes together with the answer.
-    connection = None if detach else streams.TakenConnection(call.request)
+    connection = None if detach else streams.TakenConnection(call.request, terminal=body.tty)
     try:
         async with live.using():
             row = await live.programs.launch(
                 ProgramKind.PROCESS,
                 argv,
                 request,
-                stdin=body.attach_stdin,
+                stdin=body.attach_stdin or body.tty,
+                terminal=body.tty,
                 log_limit=EXEC_LOG,
                 first=7 if detach else 0,  # attached: its outputs wait for the client
             )

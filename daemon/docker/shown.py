@@ -171,7 +171,7 @@ def inspected(composition: Composition, info: ServiceInfo, finished: float) -> d
         "Config": {
             "Hostname": service.hostname or name,
             "User": str(service.user or ""),
-            "Tty": False,
+            "Tty": service.tty,
             "OpenStdin": service.stdin_open,
             "AttachStdout": True,
             "AttachStderr": True,

@@ -36,7 +36,9 @@ def frame(stream: str, data: bytes) -> bytes:
 class TakenConnection:
     """A connection that speaks no HTTP any more. Made before anything is answered."""
 
-    def __init__(self, request: web.BaseRequest) -> None:
+    def __init__(self, request: web.BaseRequest, *, terminal: bool) -> None:
+        """`terminal`: there is one output, which comes as it is and not in frames."""
+        self._terminal = terminal
         transport = cast(object, request.transport)
         if not isinstance(transport, PausedTransport):
             raise Closed("the client has left", hint="ask again")
@@ -78,7 +80,7 @@ class TakenConnection:
         await self._transport.reading.writable.wait()
         if self._transport.is_closing():
             raise Closed("the client has left", hint="attach again")
-        self._transport.write(frame(stream, data))
+        self._transport.write(data if self._terminal else frame(stream, data))
 
     def close(self) -> web.StreamResponse:
         """The end of the connection; what the handler returns."""

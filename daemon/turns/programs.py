@@ -194,13 +194,14 @@ class Programs:
         cwd: Callable[[User], str] | None = None,
         stdin: bool = True,
         service: Mapping[str, Any] | None = None,
+        terminal: bool = False,
         **more: Any,
     ) -> ProgramRow:
         """Start a program with its supervisor, and have a row for it. Behind the gate.
 
         `tag`: not None where its arguments are listed, too. `user`: that of the request, where it is looked up by now.
         `cwd`: where it starts, where that depends on the user. `stdin`: whether it gets any.
-        `service`: what the row of a service says in addition.
+        `service`: what the row of a service says in addition. `terminal`: its streams are one, whatever its kind.
         """
         live = self._live
         live.need_alive()
@@ -221,7 +222,9 @@ class Programs:
         try:
             who = await (live.user(request.user, at) if user is None else user)
             where = request.cwd or (at.workdir if cwd is None else cwd(who))
-            program = _program(kind, argv, {**at.env, **request.env}, where, who, root=at.root, **more)
+            program = _program(
+                kind, argv, {**at.env, **request.env}, where, who, root=at.root, terminal=terminal, **more
+            )
             started = await supervisor.start(live.container, row.id, program)
             identities = await self._keep_excluded(started) if excluded else []
         except BaseException:  # also when cancelled: a row without a program would be waited for
@@ -448,12 +451,16 @@ class Programs:
 LOGIN = ["/bin/sh", "-c", "if [ -x /bin/bash ]; then exec /bin/bash -i; fi; exec /bin/sh -i"]
 
 
-def _program(kind: ProgramKind, argv: list[str], env: Mapping[str, str], cwd: str, user: User, **more: Any) -> Program:
-    terminal = {"TERM": "xterm-256color"} if kind is ProgramKind.TERMINAL else {}
+def _program(
+    kind: ProgramKind, argv: list[str], env: Mapping[str, str], cwd: str, user: User, *, terminal: bool, **more: Any
+) -> Program:
+    mode = Mode.PROCESS if kind is ProgramKind.SERVICE else Mode(kind.value)
+    mode = Mode.TERMINAL if terminal else mode
+    term = {"TERM": "xterm-256color"} if mode is Mode.TERMINAL else {}
     return Program(
-        mode=Mode.PROCESS if kind is ProgramKind.SERVICE else Mode(kind.value),
+        mode=mode,
         argv=argv,
-        env={"PATH": PATH, "HOME": user.home, **terminal, **env},
+        env={"PATH": PATH, "HOME": user.home, **term, **env},
         cwd=cwd,
         uid=user.uid,
         gid=user.gid,

@@ -420,7 +420,8 @@ class ServiceControl:
                 ProgramKind.SERVICE,
                 argv,
                 request,
-                stdin=said.stdin_open,
+                stdin=said.stdin_open or said.tty,
+                terminal=said.tty,
                 log_limit=LOG_LIMIT,
                 service={"health": health, "restarts": restarts},
             )

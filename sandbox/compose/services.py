@@ -174,13 +174,13 @@ class _Reader:
             stop_signal=_signal(stop) if stop is not None else None,
             stop_grace_period=grace.seconds() if grace is not None else 10.0,
             labels={name: text or "" for name, text in labels.pairs().items()} if labels is not None else {},
-            stdin_open=self._is_open(),
+            stdin_open=self._has("stdin_open"),
+            tty=self._has("tty"),
         )
 
-    def _is_open(self) -> bool:
-        """At a terminal, or with a stdin that stays open, a shell waits; we have the latter for both."""
-        flags = (self._value.get("stdin_open"), self._value.get("tty"))
-        return any(flag is not None and flag.flag() for flag in flags)
+    def _has(self, key: str) -> bool:
+        flag = self._value.get(key)
+        return flag is not None and flag.flag()
 
     # ----------------------------------------------------------------- image
 

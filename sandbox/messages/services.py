@@ -129,6 +129,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     created_at: float = 0.0  # of such a one: seconds since the epoch
     remove_at_end: bool = False  # of such a one: it goes when its program has ended
     stdin_open: bool = False  # its stdin is a pipe that stays open, so that a shell waits; else it is empty
+    tty: bool = False  # its streams are a terminal
 
 
 class ServiceNetwork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

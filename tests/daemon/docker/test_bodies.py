@@ -31,6 +31,7 @@ def test_a_container_as_clients_ask_for_it() -> None:
         User="crab",
         WorkingDir="/srv",
         OpenStdin=True,
+        Tty=True,
         StopSignal="SIGINT",
         StopTimeout=3,
         Labels={"a": "b"},
@@ -62,7 +63,7 @@ def test_a_container_as_clients_ask_for_it() -> None:
     assert made.healthcheck is not None and made.healthcheck.interval == 2 and made.healthcheck.retries == 5
     assert made.extra_hosts == {"db": "10.0.0.1", "host.docker.internal": "127.0.0.1"}
     assert made.networks == {"net1": ["www"]} and made.stop_signal == 2 and made.stop_grace_period == 3
-    assert made.tmpfs == ["/t"] and made.stdin_open and made.user == "crab" and made.workdir == "/srv"
+    assert made.tmpfs == ["/t"] and made.stdin_open and made.tty and made.user == "crab" and made.workdir == "/srv"
 
 
 def test_clients_send_null_for_what_they_do_not_say() -> None:
@@ -75,7 +76,6 @@ def test_clients_send_null_for_what_they_do_not_say() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {"Tty": True},
         {"HostConfig": {"Privileged": True}},
         {"HostConfig": {"CapAdd": ["SYS_ADMIN"]}},
         {"HostConfig": {"Devices": [{}]}},

@@ -72,6 +72,7 @@ async def test_the_sdk_runs_containers(sb: Sandbox, engine: Any) -> None:
         code, (out, err) = web.exec_run(["sh", "-c", "echo o; echo e >&2"], demux=True)
         assert (code, out, err) == (0, b"o\n", b"e\n")
         assert len(web.exec_run("head -c 20000000 /dev/zero").output) == 20_000_000
+        assert web.exec_run("tty", tty=True) == (0, b"/dev/pts/0\r\n")
         assert web.logs() == b"begun\n" and web.logs(tail=0) == b""
         with pytest.raises(APIError, match="is running"):
             web.remove()
@@ -82,6 +83,9 @@ async def test_the_sdk_runs_containers(sb: Sandbox, engine: Any) -> None:
         web.remove(force=True)
         with pytest.raises(NotFound):
             engine.containers.get("web")
+        seen = engine.containers.run("debian", ["sh", "-c", "test -t 0 && test -t 1 && stty size"], tty=True)
+        assert seen == b"24 80\r\n"
+        engine.containers.prune()
         with pytest.raises(ImageNotFound):
             engine.containers.run("nosuch:1", "true")
 

@@ -44,7 +44,7 @@ LIMITS = ServiceLimits(cpus=0.5, memory=1 << 30, processes=9)
         ("stop_grace_period: 1m30s", {"stop_grace_period": 90.0}),
         ("labels: [a=1, b]", {"labels": {"a": "1", "b": ""}}),
         ("labels: {a: 1}", {"labels": {"a": "1"}}),
-        ("tty: true", {"stdin_open": True}),
+        ("tty: true", {"tty": True}),
         ("stdin_open: true", {"stdin_open": True}),
         ("tmpfs: /run", {"tmpfs": ["/run"]}),
         ("tmpfs: [/run, '/tmp:size=64m']", {"tmpfs": ["/run", "/tmp"]}),
