@@ -101,6 +101,7 @@ class RoutingPlan(ScaleTable, frozen=True, kw_only=True):
 class PublicationPlan(ScaleTable, frozen=True, kw_only=True):
     changed: Fraction = references.CHANGED[0]  # share of the bf16 values that a step changes
     change_bytes: Positive = references.CHANGE[0]  # of a changed value, with its position, compressed
+    image_bytes: Positive = references.IMAGE[0]  # of a value in a complete image, compressed
     encoded: Positive = references.ENCODED[0]  # bytes of weights per second and process
     pulled: Positive = references.PULLED[0]  # bytes of weights per second and engine GPU
     ranks: bool = True  # each rank publishes its rows; else one process all of them, as `pagurus train` does

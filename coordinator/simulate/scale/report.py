@@ -79,6 +79,7 @@ def report(run: PlannedRun) -> dict[str, Figure]:
         "publication_s": {name: _three(seconds) for name, seconds in run.publication.items()},
         "rollouts": {_pool(plan, n): _engine(run, n) for n in range(len(plan.pools))},
         "version_bytes": _three(size),
+        "image_bytes": _three(plan.publication.image_bytes * plan.shape.parameters),
         "links": {name: _three(value) for name, value in links(run).items()},
         "memory_gib": {name: _gib(parts) for name, (parts, _) in memories(run).items()},
         "binds": binds(run),
@@ -213,6 +214,7 @@ def sources(plan: ScalePlan) -> Iterator[str]:
     chosen = {
         "publication.changed": (plan.publication.changed, references.CHANGED),
         "publication.change_bytes": (plan.publication.change_bytes, references.CHANGE),
+        "publication.image_bytes": (plan.publication.image_bytes, references.IMAGE),
         "publication.encoded": (plan.publication.encoded, references.ENCODED),
         "publication.pulled": (plan.publication.pulled, references.PULLED),
         "pools.reserved": (plan.pools[0].reserved, references.RESERVED),

@@ -7,6 +7,8 @@ square that is causal. Norms, rotations, softmax and activation functions count 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from rollout.decide.ranges import Count, Natural
@@ -114,3 +116,26 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             last = self.layers * max(1, self.experts_per_token) * self.expert // 3
             result += self.reading(tokens, past) - 2 * last * tokens
         return result
+
+
+def from_config(config: Mapping[str, object]) -> ModelShape:
+    """Of a Hugging Face ``config.json``, as read: of Qwen3, Qwen3-MoE and models whose layers are like theirs."""
+
+    def number(*names: str, default: int = 0) -> int:
+        return next((int(str(config[name])) for name in names if config.get(name) is not None), default)
+
+    heads, hidden, experts = number("num_attention_heads"), number("hidden_size"), number("num_experts")
+    return ModelShape(
+        layers=number("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=number("num_key_value_heads", default=heads),
+        head_dim=number("head_dim", default=hidden // max(1, heads)),
+        intermediate=number("intermediate_size"),
+        vocabulary=number("vocab_size"),
+        tied=bool(config.get("tie_word_embeddings")),
+        experts=experts,
+        experts_per_token=number("num_experts_per_tok") if experts else 0,
+        expert_intermediate=number("moe_intermediate_size") if experts else 0,
+        source="its config.json",
+    )

@@ -106,7 +106,6 @@ def of_engine(plan: ScalePlan, pool: PoolLayout, tokens: float) -> float:
 
 def version(plan: ScalePlan) -> float:
     """Bytes of a published version: its changes, or all of it."""
-    words = plan.shape.parameters
-    if plan.publication.complete:
-        return BF16 * words
-    return min(BF16 * words, plan.publication.changed * plan.publication.change_bytes * words)
+    words, published = plan.shape.parameters, plan.publication
+    image = published.image_bytes * words
+    return image if published.complete else min(image, published.changed * published.change_bytes * words)

@@ -20,7 +20,7 @@ from coordinator.simulate.scale import course, memory, timing, traffic, trajecto
 from coordinator.simulate.scale.plan import ScalePlan, parse
 from coordinator.simulate.scale.references import GPUS, MODELS
 from coordinator.simulate.scale.report import PlannedRun, binds, compute, not_today, report, sources
-from coordinator.simulate.scale.shapes import BF16, CHUNK, ModelShape
+from coordinator.simulate.scale.shapes import BF16, CHUNK, ModelShape, from_config
 from coordinator.simulate.scale.traffic import ShardedGroup
 from pagurus.training.simulate import verbs
 from rollout.decide.view import SchedulingRules
@@ -190,6 +190,25 @@ def test_what_is_wrong_is_named_by_its_key(change: tuple[str, str], said: str) -
     assert change[0] in PLAN
     with pytest.raises(Invalid, match=said):
         parse(PLAN.replace(*change))
+
+
+def test_a_shape_is_read_from_a_config() -> None:
+    assert from_config(model(SMALL).config.to_json()) == msgspec.structs.replace(SMALL, source="its config.json")
+    mixture = MODELS["Qwen3-235B-A22B"]
+    config = {"num_hidden_layers": 94, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": 4,
+              "head_dim": 128, "vocab_size": 151_936, "tie_word_embeddings": False, "num_experts": 128,
+              "num_experts_per_tok": 8, "moe_intermediate_size": 1536}  # fmt: skip
+    assert from_config(config) == msgspec.structs.replace(mixture, source="its config.json")
+
+
+def test_a_version_is_its_changes_or_an_image_if_that_is_shorter() -> None:
+    plan = parse(PLAN)
+    words = plan.shape.parameters
+    assert traffic.version(plan) == pytest.approx(0.0069 * 2.75 * words)
+    many = parse(PLAN + "[publication]\nchanged = 0.9\n")
+    assert traffic.version(many) == pytest.approx(1.37 * words)
+    one = timing.publication(parse(PLAN + "[publication]\nranks = false\n"))
+    assert one["encode"] == pytest.approx(16 * timing.publication(plan)["encode"]) and "gather on rank 0" in one
 
 
 def test_kinds_and_models_of_a_plans_own() -> None:
