@@ -11,6 +11,7 @@ Guarantee: what an expert computes, and its gradient, are those of one rank with
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -121,7 +122,13 @@ def grouped(rows: Tensor, matrices: Tensor, counts: Tensor) -> Tensor:
     kind = rows.device.type
     if torch.is_autocast_enabled(kind):
         rows, matrices = (part.to(torch.get_autocast_dtype(kind)) for part in (rows, matrices))
-    if not hasattr(F, "grouped_mm"):  # before torch 2.10
+    if not _has_grouped(rows.device):
         parts = rows.split(counts.tolist())
         return torch.cat([F.linear(part, matrix) for part, matrix in zip(parts, matrices, strict=True)])
     return F.grouped_mm(rows, matrices.transpose(-2, -1), offs=counts.cumsum(0, dtype=torch.int32))
+
+
+@functools.cache
+def _has_grouped(device: torch.device) -> bool:
+    """From torch 2.10 on, on GPUs from Ampere on."""
+    return hasattr(F, "grouped_mm") and (device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0))
