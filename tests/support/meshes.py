@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from trainer.batches.pack import PackedBatch, pack
 from trainer.batches.sample import Sample
 from trainer.distributed.mesh import MeshLayout
+from trainer.distributed.plans import PLANS
 from trainer.distributed.ranks import Ranks, leave, make_meshes
 from trainer.distributed.shard import norm_of, shard
 from trainer.models.balance import ROUTERS
@@ -26,20 +27,12 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class MeshCase:
-    """Model directories, cut over `ranks` by these sizes of the mesh."""
+    """Model directories, each cut over `ranks` by each of these sizes of the mesh."""
 
     directories: list[str]
     ranks: int
-    sizes: dict[str, int]
+    meshes: list[dict[str, int]]
     recompute: bool = False
-
-
-def joined(rank: int, case: MeshCase, rendezvous: str) -> Ranks:
-    """One rank of the group."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=case.ranks)
-    layout = MeshLayout(ranks=case.ranks, **case.sizes)
-    return Ranks(rank, case.ranks, CPU, layout, make_meshes(CPU, layout))
 
 
 def spawn(target: Callable[..., None], case: MeshCase, home: Path) -> None:
@@ -50,7 +43,7 @@ def spawn(target: Callable[..., None], case: MeshCase, home: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)
+        process.join(900)
     for process in processes:
         process.kill()  # one that waits for ever
     assert [process.exitcode for process in processes] == [0] * case.ranks
@@ -82,9 +75,18 @@ def whole(tensor: Tensor) -> Tensor:
 
 def compare(rank: int, case: MeshCase, rendezvous: str) -> None:
     """Scores and gradients of all micro-batches of a round, cut and whole."""
-    ranks = joined(rank, case, rendezvous)
-    for directory in case.directories:
-        compare_model(Path(directory), case, ranks)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=case.ranks)
+    for sizes in case.meshes:
+        layout = MeshLayout(ranks=case.ranks, **sizes)
+        ranks = Ranks(rank, case.ranks, CPU, layout, make_meshes(CPU, layout))
+        for directory in map(Path, case.directories):
+            if layout.expert > 1 and "experts" not in PLANS[configuration(directory)["model_type"]].values():
+                continue
+            try:
+                compare_model(directory, case, ranks)
+            except AssertionError as error:
+                raise AssertionError(f"{directory.name}, {sizes}") from error
     leave()
 
 

@@ -93,42 +93,26 @@ def test_a_plan_names_every_parameter_of_its_family(tmp_path: Path) -> None:
         cuts(plan_of("llama"), ["model.norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"])
 
 
-def test_matrices_that_are_cut_compute_what_whole_ones_do(tmp_path: Path) -> None:
-    directories = [str(build(family, tmp_path / family)) for family in ("llama", "qwen3", "qwen2", "mistral")]
-    spawn(compare, MeshCase(directories=directories, ranks=2, sizes={"tensor": 2}), tmp_path)
+MESHES = {
+    2: [{"tensor": 2}, {"context": 2}, {"expert": 2}],
+    4: [
+        {"tensor": 2},
+        {"tensor": 2, "replicate": 2},
+        {"context": 4},
+        {"expert": 4},
+        {"expert": 2, "tensor": 2},
+        {"expert": 2, "replicate": 2},
+        {"context": 2, "tensor": 2, "expert": 4},
+    ],
+}
 
 
-@pytest.mark.parametrize("sizes", [{"tensor": 2}, {"tensor": 2, "replicate": 2}])
-def test_matrices_copies_and_shards_at_once(sizes: dict[str, int], tmp_path: Path) -> None:
-    directories = [str(odd(tmp_path / "odd")), str(build("llama", tmp_path / "llama"))]
-    spawn(compare, MeshCase(directories=directories, ranks=4, sizes=sizes, recompute=True), tmp_path)
-
-
-EXPERTS = [
-    (2, {"tensor": 2}),
-    (2, {"expert": 2}),
-    (4, {"expert": 2, "tensor": 2}),
-    (4, {"expert": 4}),
-    (4, {"expert": 2, "replicate": 2}),
-]
-
-
-@pytest.mark.parametrize(("ranks", "sizes"), EXPERTS)
-def test_experts_on_other_ranks_compute_what_they_do_here(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
-    directories = [str(build(family, tmp_path / family)) for family in ("qwen3_moe", "deepseek_v3")]
-    spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes), tmp_path)
-
-
-CONTEXTS = [(2, {"context": 2}), (4, {"context": 4}), (4, {"context": 2, "tensor": 2, "expert": 4})]
-
-
-@pytest.mark.parametrize(("ranks", "sizes"), CONTEXTS)
-def test_a_trajectory_over_several_ranks_is_one(ranks: int, sizes: dict[str, int], tmp_path: Path) -> None:
-    families = (
-        ("qwen3_moe", "deepseek_v3") if "expert" in sizes else ("qwen3", "llama", "mistral", "qwen3_moe", "deepseek_v3")
-    )
-    directories = [str(build(family, tmp_path / family)) for family in families]
-    spawn(compare, MeshCase(directories=directories, ranks=ranks, sizes=sizes, recompute=ranks == 2), tmp_path)
+@pytest.mark.parametrize(("ranks", "recompute"), [(2, True), (4, False)])
+def test_scores_and_gradients_are_those_of_the_whole_model(ranks: int, recompute: bool, tmp_path: Path) -> None:
+    """Of every family in the table, cut in every way."""
+    directories = [str(build(family, tmp_path / family)) for family in PLANS] + [str(odd(tmp_path / "odd"))]
+    case = MeshCase(directories=directories, ranks=ranks, meshes=MESHES[ranks], recompute=recompute)
+    spawn(compare, case, tmp_path)
 
 
 def odd(directory: Path, config: ModelConfig = EVEN) -> Path:

@@ -58,14 +58,17 @@ def _uncut(shards: int, parameter: nn.Parameter) -> Shard | None:
 
 
 def norm_of(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Of all gradients as one vector, in fp32, the same on each rank. A shard that several ranks hold counts once."""
+    """Of all gradients as one vector, in fp32, the same on each rank. A shard that several ranks hold counts once.
+
+    A bias that is cut twice is of a placement that does not say that it is a shard.
+    """
     total = torch.zeros((), device=ranks.device)
     for gradient in gradients:
         holders = ranks.size
         if isinstance(gradient, DTensor):
             sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
-            holders //= math.prod(size for size, placement in sizes if placement.is_shard())
-        total += local(gradient).float().square().sum().to(ranks.device) / holders
+            holders //= math.prod(size for size, placement in sizes if not placement.is_replicate())
+        total += torch.linalg.vector_norm(local(gradient), dtype=torch.float32).square().to(ranks.device) / holders
     dist.all_reduce(total)
     return total.sqrt()
 
