@@ -129,6 +129,7 @@ class ExecStartBody(_Body):
 class NetworkBody(_Body):
     name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
     internal: bool = False
+    labels: dict[str, str] | None = None
 
 
 class ConnectBody(_Body):
@@ -138,6 +139,7 @@ class ConnectBody(_Body):
 
 class VolumeBody(_Body):
     name: str = ""
+    labels: dict[str, str] | None = None
 
 
 def words(said: Words) -> list[str] | None:

@@ -156,7 +156,9 @@ async def _network_create(engine: Engine, call: Call) -> web.StreamResponse:
     body = await call.body(bodies.NetworkBody)
     if body.name in (bodies.BRIDGE, *engine.composition.networks):
         raise Conflict(f"network with name {body.name} already exists", hint="use it")
-    await engine.live.added.change_networks(add={body.name: ServiceNetwork(internal=body.internal)})
+    await engine.live.added.change_networks(
+        add={body.name: ServiceNetwork(internal=body.internal, labels=body.labels or {})}
+    )
     return json_answer({"Id": shown.network_id(body.name), "Warning": ""}, status=201)
 
 
@@ -198,7 +200,11 @@ def _volume_names(engine: Engine) -> list[str]:
 async def _volumes(engine: Engine, call: Call) -> web.StreamResponse:
     names = await asyncio.to_thread(_volume_names, engine)
     requested = call.filters.get("name", [])
-    matches = [shown.volume(name) for name in names if not requested or any(said in name for said in requested)]
+    matches = [
+        shown.volume(engine.composition, name)
+        for name in names
+        if not requested or any(said in name for said in requested)
+    ]
     return json_answer({"Volumes": matches, "Warnings": None})
 
 
@@ -206,15 +212,15 @@ async def _volumes(engine: Engine, call: Call) -> web.StreamResponse:
 async def _volume(engine: Engine, call: Call) -> web.StreamResponse:
     if call.id not in await asyncio.to_thread(_volume_names, engine):
         raise NotFound(f"get {call.id[:80]}: no such volume", hint="docker volume ls lists them")
-    return json_answer(shown.volume(call.id))
+    return json_answer(shown.volume(engine.composition, call.id))
 
 
 @ROUTES("POST", "/volumes/create")
 async def _volume_create(engine: Engine, call: Call) -> web.StreamResponse:
     body = await call.body(bodies.VolumeBody)
     name = body.name or secrets.token_hex(16)
-    await engine.live.added.make_volume(name)
-    return json_answer(shown.volume(name), status=201)
+    await engine.live.added.make_volume(name, body.labels or {})
+    return json_answer(shown.volume(engine.composition, name), status=201)
 
 
 @ROUTES("DELETE", "/volumes/{id}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from daemon.catalogue import SandboxRow
-from daemon.docker import archives, containers, objects, streams
+from daemon.docker import archives, containers, events, objects, streams
 from daemon.docker.build import Builds
 from daemon.docker.engine import Engine
 from daemon.docker.paths import ROUTES, Call, json_answer, refusal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pagurus.docker")
 
 PORT = 2375  # Docker's own
-_CALLS = (archives, containers, objects)  # they register theirs
+_CALLS = (archives, containers, events, objects)  # they register theirs
 NAME = "docker"  # by which shims keep the socket
 ENVIRONMENT = {"DOCKER_HOST": f"tcp://127.0.0.1:{PORT}", "DOCKER_BUILDKIT": "0"}
 

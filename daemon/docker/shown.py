@@ -214,14 +214,15 @@ def network(composition: Composition | None, name: str) -> dict[str, Any]:
             if name in service.networks
         },
         "Options": {},
-        "Labels": {},
+        "Labels": {} if said is None else said.labels,
     }
 
 
-def volume(name: str) -> dict[str, Any]:
+def volume(composition: Composition, name: str) -> dict[str, Any]:
     place = f"{services.VOLUMES}/{name}"
     return {
-        "Name": name, "Driver": "local", "Mountpoint": place, "Scope": "local", "Labels": None, "Options": None,
+        "Name": name, "Driver": "local", "Mountpoint": place, "Scope": "local",
+        "Labels": composition.volume_labels.get(name, {}), "Options": None,
         "CreatedAt": ZERO,
     }  # fmt: skip
 

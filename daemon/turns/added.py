@@ -25,7 +25,6 @@ from sandbox.container.shim import ShimError
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany
 from sandbox.image.store import StoredImage
 from sandbox.messages import Composition, CopyRequest, Service, StopRequest
-from sandbox.messages.processes import ServiceName
 from sandbox.messages.services import MAX_SERVICES, ServiceNetwork, Volume
 from sandbox.tree import files
 from sandbox.tree.copy_into import TargetTree, canonical, copy_into
@@ -152,10 +151,13 @@ class AddedServices:
             images = {name: one for name, one in {**composition.images, **(add or {})}.items() if name != remove}
             await self._publish(msgspec.structs.replace(composition, images=images))
 
-    async def make_volume(self, name: str) -> None:
+    async def make_volume(self, name: str, labels: dict[str, str]) -> None:
         """An empty one, unless it is there."""
         place = f"{services.VOLUMES}/{name}"
-        msgspec.convert(name, ServiceName)
+        async with self._changing, self._live.using():
+            composition = self._live.row.composition or NONE
+            made = {**composition.volume_labels, name: labels}
+            await self._publish(msgspec.structs.replace(composition, volume_labels=made))
         async with self._live.altering("services", place):
             await in_thread(files.make_directory, self._live.container.inside, self._live.row.uid_base, place)
 
@@ -165,6 +167,10 @@ class AddedServices:
         async with self._live.altering("services", place):
             inside, base = self._live.container.inside, self._live.row.uid_base
             await in_thread(files.remove, inside, base, place, recursive=True)
+        async with self._changing, self._live.using():
+            composition = self._live.row.composition or NONE
+            staying = {other: labels for other, labels in composition.volume_labels.items() if other != name}
+            await self._publish(msgspec.structs.replace(composition, volume_labels=staying))
 
     async def _publish(self, composition: Composition) -> None:
         composition = checked(composition)

@@ -136,6 +136,7 @@ class ServiceNetwork(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Services that share none of these cannot reach each other."""
 
     internal: bool = False  # a service with no other network reaches nothing outside the sandbox
+    labels: dict[str, str] = {}
 
 
 class Composition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -143,6 +144,7 @@ class Composition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     services: dict[ServiceName, Service]
     networks: dict[ServiceName, ServiceNetwork] = msgspec.field(default_factory=lambda: {"default": ServiceNetwork()})
+    volume_labels: dict[ServiceName, dict[str, str]] = {}  # of volumes that programs of the sandbox have made
     #: Images that programs of the sandbox have built: by the name that they gave, that on the host.
     images: dict[Annotated[str, msgspec.Meta(max_length=200)], ImageName] = {}
     main: _MainName  # the one that calls mean which name none; "": the sandbox's own tree

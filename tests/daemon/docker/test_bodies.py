@@ -9,6 +9,7 @@ import pytest
 
 from daemon.docker import bodies, shown
 from daemon.docker.engine import tagged
+from daemon.docker.events import ContainerView, between, fits
 from daemon.docker.paths import ROUTES
 from daemon.docker.service import PORT
 from daemon.network.addresses import kernel_entry, published_places
@@ -181,6 +182,33 @@ def test_states_as_docker_says_them(
 ) -> None:
     info = ServiceInfo(name="a", image="i", state=state, address="", health=health, exit_code=code, started_at=1000.0)
     assert shown.status(info, 1000.0 + ago) == said
+
+
+def views(*said: tuple[str, str, int | None]) -> dict[str, ContainerView]:
+    service = Service(image="i", container="f" * 64, labels={"a": "b"})
+    return {name: ContainerView(name, service, program, code) for name, program, code in said}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "actions"),
+    [
+        ([], [("a", "", None)], ["create"]),
+        ([], [("a", "p-1", 3)], ["create", "start", "die"]),
+        ([("a", "", None)], [("a", "p-1", None)], ["start"]),
+        ([("a", "p-1", None)], [("a", "p-1", 0)], ["die"]),
+        ([("a", "p-1", None)], [("a", "p-2", None)], ["die", "start"]),
+        ([("a", "p-1", 1)], [("a", "p-2", None)], ["start"]),
+        ([("a", "p-1", None)], [], ["die", "destroy"]),
+        ([("a", "p-1", 0)], [], ["destroy"]),
+        ([("a", "p-1", 0)], [("a", "p-1", 0)], []),
+    ],
+)
+def test_what_has_happened_between_two_views(before: list[Any], after: list[Any], actions: list[str]) -> None:
+    events = between(views(*before), views(*after), 5.0)
+    assert [event["Action"] for event in events] == actions
+    for event in events:
+        assert fits(event, {"type": ["container"], "label": ["a=b"], "container": ["a"]})
+        assert not fits(event, {"label": ["a=c"]}) and not fits(event, {"type": ["network"]})
 
 
 def test_calls_are_found_with_and_without_a_version() -> None:

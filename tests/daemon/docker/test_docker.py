@@ -138,6 +138,36 @@ async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
     await asyncio.to_thread(between)
 
 
+async def test_what_happens_is_reported(sb: Sandbox, engine: Any) -> None:
+    def acts() -> list[str]:
+        stream = engine.events(decode=True, filters={"label": "a"})
+        engine.containers.run("debian", "true", remove=True)  # without the label
+        engine.containers.run("debian", ["sh", "-c", "exit 4"], name="a", labels={"a": ""}, detach=True).wait()
+        engine.containers.get("a").remove()
+        seen: list[str] = []
+        for event in stream:
+            assert event["Actor"]["Attributes"]["name"] == "a"
+            seen.append(event["Action"] + event["Actor"]["Attributes"].get("exitCode", ""))
+            if seen[-1] == "destroy":
+                return seen
+        return seen
+
+    assert await asyncio.to_thread(acts) == ["create", "start", "die4", "destroy"]
+
+
+async def test_labels_come_back(sb: Sandbox, engine: Any) -> None:
+    def acts() -> None:
+        engine.networks.create("n", labels={"of": "n"})
+        engine.volumes.create("v", labels={"of": "v"})
+        assert engine.networks.get("n").attrs["Labels"] == {"of": "n"}
+        assert engine.volumes.get("v").attrs["Labels"] == {"of": "v"}
+        engine.volumes.get("v").remove()
+        engine.volumes.create("v")
+        assert engine.volumes.get("v").attrs["Labels"] == {}
+
+    await asyncio.to_thread(acts)
+
+
 async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
     run = engine.containers.run
     await asyncio.to_thread(
