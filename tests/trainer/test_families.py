@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import accumulate
 
 import pytest
 import torch
@@ -72,18 +73,20 @@ def test_attention_sees_the_beginning_within_its_window(
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(len(apart.tokens), heads, 6, generator=generator) for heads in (4, 2, 2))
     prefix = shared.lengths[0]
-    starts = apart.bounds.tolist()[:-1]
+    ends = list(accumulate(apart.lengths))
+    starts = [0, *ends[:-1]]
     for part in (q, k, v):  # equal where tokens are
         for start in starts:
             part[start : start + prefix] = part[:prefix]
     own = torch.cat([torch.arange(prefix)] + [
         torch.arange(start + prefix, start + length) for start, length in zip(starts, apart.lengths, strict=True)
     ])  # fmt: skip
-    result = attend(q[own], k[own], v[own], shared, window=window)
-    assert torch.allclose(result, attend(q, k, v, apart, window=window)[own], atol=1e-5)
-    indices, bounds, longest = shared.reading
-    assert torch.equal(k[own][indices], torch.cat([k[:prefix], k])) and longest == apart.longest
-    assert bounds.tolist() == [0, prefix, *(prefix + end for end in apart.bounds.tolist()[1:])]
+    result = attend(q[own], k[own], v[own], shared.runs, window=window)
+    assert torch.allclose(result, attend(q, k, v, apart.runs, window=window)[own], atol=1e-5)
+    runs = shared.runs
+    assert torch.equal(k[own][runs.indices], torch.cat([k[:prefix], k])) and max(runs.keys) == max(apart.lengths)
+    assert runs.bounds[1].tolist() == [0, prefix, *(prefix + end for end in ends)]
+    assert apart.runs.plain and not runs.plain
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "ppo"])
