@@ -17,6 +17,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from daemon.aside import Aside
 from daemon.auth import budget
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
@@ -60,7 +62,7 @@ class Services:
     exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_RETAINED))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # called when one is durable
-    announce: Callable[[Container], None] = lambda container: None  # give its services their addresses
+    announce: Callable[[Container], None] = lambda container: None  # services of it are new
     lost: Callable[[CheckpointRow], None] = lambda row: None  # called when one turns out not to be whole
     damaged: Callable[[CheckpointRow], None] = lambda row: None  # called when the disk no longer holds one
     again: Callable[[], None] = lambda: None  # called now and then to store what could not be made durable
@@ -92,6 +94,7 @@ class Services:
             turn=sandbox.turn,
             created_at=time.time(),
             owner=sandbox.owner,
+            composition=sandbox.composition if sandbox.docker else msgspec.UNSET,
         )
 
     def captured(self, row: CheckpointRow, parent: CheckpointRow) -> InFlight:

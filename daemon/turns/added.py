@@ -179,9 +179,10 @@ class AddedServices:
         await self._live.services.catalogue.write([put_sandbox(self._live.row)])
 
     def _announce(self, composition: Composition) -> None:
-        """Their names and addresses, to them and to the kernel. Blocks."""
-        name_services(self._live.container, composition, fresh=True)
-        self._live.services.announce(self._live.container)
+        """Their names and addresses, to them and to the kernel; whom they trust. Blocks."""
+        container = self._live.container
+        name_services(container, composition, fresh=True)
+        self._live.services.announce(container)
 
     async def _unmount(self, name: str) -> None:
         """Also what a daemon that died left there."""

@@ -16,6 +16,7 @@ from docker.errors import APIError, ContainerError, ImageNotFound, NotFound
 
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
+from sandbox.errors import Invalid
 from sandbox.messages import Mount
 from tests.support.daemon_host import Daemon
 
@@ -200,6 +201,12 @@ async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
                 await asyncio.sleep(0.05)
         assert await names(fork) == ["later"]
     assert await names(sb) == ["web", "later"]
+    (root,) = [one for one in await sb.tree() if one.label == "created"]
+    await sb.restore(root.id)  # before anything was there
+    with pytest.raises(Invalid, match="no services"):
+        await sb.services.list()
+    assert (await sb.exec("ls /services")).exit_code == 2
+    await asyncio.to_thread(run, "debian", "true", name="first", remove=True)
 
 
 async def test_builds_and_copies(sb: Sandbox, engine: Any, host: Client) -> None:
