@@ -21,9 +21,10 @@ from daemon.docker import streams
 from daemon.docker.paths import Call
 from sandbox import Client
 from sandbox.container.cgroup import parse_bytes
-from sandbox.errors import Invalid, NotFound, PagurusError
+from sandbox.errors import Invalid, NoSpace, NotFound, PagurusError
 from sandbox.image import reference
 from sandbox.image.store import BUILT
+from sandbox.messages import ImageInfo
 from sandbox.tree import host_files, safe_path
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from daemon.host.host import Host
 
 MAX_CONTEXT = 4 << 30  # bytes of a context where the sandbox has no limit of its disk
+MAX_BUILT = 16 << 30  # bytes of the images that were built in a sandbox without a limit of its disk
 MAX_DOCKERFILE = 1 << 20
 MAX_IMAGES = 32  # names of one sandbox
 
@@ -112,6 +114,7 @@ async def _build(
                     contexts=_contexts(engine.composition.images),
                     output=lambda line: lines.put_nowait({"stream": f"{line}\n"}),
                 )
+        await _need_space(engine, image)
         await engine.live.added.change_images(add=dict.fromkeys(names or [f"{image.digest[:12]}:latest"], made))
         lines.put_nowait({"aux": {"ID": f"sha256:{image.digest}"}})
         lines.put_nowait({"stream": f"Successfully built {image.digest[:12]}\n"})
@@ -123,6 +126,25 @@ async def _build(
         engine.builds.under_way.discard(made)
         await engine.builds.sweep()  # a name may have meant another image
         lines.put_nowait(None)
+
+
+async def _need_space(engine: Engine, image: ImageInfo) -> None:
+    """Images lie outside the limit of a sandbox's disk, and may take as much again. Raises NoSpace."""
+    disk, images = engine.live.row.limits.disk, engine.host.images
+
+    def size() -> int:
+        sizes = {image.digest: image.size}
+        for name in engine.composition.images.values():
+            with contextlib.suppress(NotFound):
+                info = images.info(name)
+                sizes[info.digest] = info.size
+        return sum(sizes.values())
+
+    limit = MAX_BUILT if disk is None else parse_bytes(disk)
+    if (total := await asyncio.to_thread(size)) > limit:
+        raise NoSpace(
+            f"the images built in this sandbox would be {total} bytes; {limit} is the limit", hint="docker rmi"
+        )
 
 
 def _unpack(directory: Path, limit: int, stream: IO[bytes]) -> None:

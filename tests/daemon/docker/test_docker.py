@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 import docker
 import pytest
-from docker.errors import APIError, ContainerError, ImageNotFound, NotFound
+from docker.errors import APIError, BuildError, ContainerError, ImageNotFound, NotFound
 
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
 from sandbox.errors import Invalid
-from sandbox.messages import Mount
+from sandbox.messages import Limits, Mount
 from tests.support.daemon_host import Daemon
 
 T = TypeVar("T")
@@ -265,6 +265,16 @@ async def test_no_image_outlives_its_sandbox(host: Client) -> None:
             await asyncio.to_thread(client.images.build, fileobj=io.BytesIO(text), tag="mine")
             assert len(await built() - before) == 1
     assert await built() == before
+
+
+async def test_what_is_built_takes_no_more_than_a_disk(host: Client) -> None:
+    limits = Limits(disk="300MiB")
+    async with host.create("debian", docker=True, limits=limits) as sandbox, sandbox.ports.forward(PORT) as address:
+        client = await client_of(address)
+        text = b"FROM debian\nRUN head -c 200000000 /dev/urandom > /large\n"
+        with pytest.raises(BuildError, match="is the limit"):
+            await asyncio.to_thread(client.images.build, fileobj=io.BytesIO(text), tag="large")
+        assert await asyncio.to_thread(client.images.list, "large") == []
 
 
 @pytest.mark.skipif(CLIENT is None, reason="there is no docker client")
