@@ -34,7 +34,7 @@ def train_for(config: TrainConfig, seconds: float, environment: Mapping[str, str
         try:
             _until(run, log, seconds, environment)
             done = len(_steps(run))
-            if len(_evaluations(run)) < 2:
+            if done and len(_evaluations(run)) < 2:
                 _train(run, log, environment, "--steps", str(done)).wait(EVALUATION_TIMEOUT)
         finally:
             for role in ("rollout", "trainer", "engine"):
@@ -58,7 +58,8 @@ def _until(run: Path, log: Path, seconds: float, environment: Mapping[str, str] 
         if not started and _evaluations(run):
             started = time.monotonic()
         over = bool(started) and time.monotonic() - started > seconds and bool(_steps(run))
-        if over or time.monotonic() - began > max(seconds, 0.0) + FIRST_STEP_TIMEOUT:
+        late = not _steps(run) and time.monotonic() - began > FIRST_STEP_TIMEOUT
+        if over or late:
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(END_TIMEOUT)
