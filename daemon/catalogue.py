@@ -71,6 +71,7 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     started_at: float
     pid: int = 0  # inside the sandbox; 0: being started
     exit_status: int | None = None  # wait status, once seen
+    ended_at: float = 0.0  # of a service: when that was seen
     argv: list[str] = []  # started by a client of E2B, which lists it with its arguments
     tag: str = ""  # the name that such a client gave it
     service: str = ""  # of a composition, where it runs

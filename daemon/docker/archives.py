@@ -30,11 +30,13 @@ _TYPES = {"directory": 1 << 31, "symlink": 1 << 27}  # of Go's os.FileMode
 def _stat(engine: Engine, call: Call) -> tuple[str, str, FileInfo]:
     """The container and the path that are meant, and what is there. Raises NotFound. Blocks."""
     name, path = engine.name(call.id), posixpath.normpath("/" + call.query.get("path", ""))
-    own = engine.live.container.inside.below(services.root(name))
     if path == "/":
         return name, path, FileInfo(name="/", kind="directory", mode=0o755)
+    own, inner = engine.live.located(name, path)
     try:
-        return name, path, files.status(own, engine.live.row.uid_base, path)
+        if inner == "/":  # of a volume
+            return name, path, FileInfo(name=posixpath.basename(path), kind="directory", mode=0o755)
+        return name, path, files.status(own, engine.live.row.uid_base, inner)
     except NotFound:
         raise NotFound(f"Could not find the file {path} in container {name}", hint="look with ls") from None
 
@@ -73,9 +75,9 @@ async def _get(engine: Engine, call: Call) -> web.StreamResponse:
 
 def _pack(engine: Engine, name: str, path: str, writer: int) -> None:
     """The entry at a path by its own name; of a directory with all that is in it."""
-    own, base = engine.live.container.inside.below(services.root(name)), engine.live.row.uid_base
+    (own, inner), base = engine.live.located(name, path), engine.live.row.uid_base
     with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "wb") as out, own.opened() as root:
-        archive.pack(root, path, out, uid_base=base, named=path != "/")
+        archive.pack(root, inner, out, uid_base=base, named=inner != "/")
 
 
 @ROUTES("PUT", "/containers/{id}/archive")
@@ -86,12 +88,12 @@ async def _put(engine: Engine, call: Call) -> web.StreamResponse:
     limit = MAX_ARCHIVE if disk is None else parse_bytes(disk)
 
     def unpack(stream: IO[bytes]) -> None:
-        own = live.container.inside.below(services.root(name))
+        own, inner = live.located(name, path)
         rules = archive.Rules(owners=True, reserve=True, uid_base=base)
         with (
             own.opened() as root,
             safe_path.as_sandbox_root(base),
-            safe_path.opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory,
+            safe_path.opened(root, inner, os.O_RDONLY | os.O_DIRECTORY) as directory,
         ):
             archive.unpack(stream, directory, limit=limit, rules=rules)
 

@@ -86,7 +86,7 @@ async def _create(engine: Engine, call: Call) -> web.StreamResponse:
 @ROUTES("GET", "/containers/{id}/json")
 async def _inspect(engine: Engine, call: Call) -> web.StreamResponse:
     name = engine.name(call.id)
-    return json_answer(shown.inspected(engine.composition, engine.live.composed.info(name), engine.finished(name)))
+    return json_answer(shown.inspected(engine.composition, engine.live.composed.info(name)))
 
 
 @ROUTES("POST", "/containers/{id}/start")

@@ -83,11 +83,6 @@ class Engine:
             raise NotFound(f"network {said[:80]} not found", hint="docker network ls lists them")
         return matches[0]
 
-    def finished(self, name: str) -> float:
-        """When it ended, where that is known: the daemon remembers no more than that it has."""
-        row = self.live.composed.row(name)
-        return 0.0 if row is None or row.exit_status is None else row.started_at
-
     def remember(self, prepared: PreparedExec) -> None:
         self.execs[prepared.number] = prepared
         while len(self.execs) > MAX_EXECS:

@@ -32,7 +32,7 @@ def timestamp(when: float) -> str:
     return datetime.datetime.fromtimestamp(when, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def state(info: ServiceInfo, finished: float) -> dict[str, Any]:
+def state(info: ServiceInfo) -> dict[str, Any]:
     running = info.state is ServiceState.RUNNING
     result: dict[str, Any] = {
         "Status": info.state.value,
@@ -45,7 +45,7 @@ def state(info: ServiceInfo, finished: float) -> dict[str, Any]:
         "ExitCode": info.exit_code or 0,
         "Error": "",
         "StartedAt": timestamp(info.started_at),
-        "FinishedAt": ZERO if running else timestamp(finished),
+        "FinishedAt": ZERO if running else timestamp(info.ended_at),
     }
     if info.health is not ServiceHealth.NONE:
         result["Health"] = {"Status": info.health.value, "FailingStreak": 0, "Log": []}
@@ -56,8 +56,9 @@ def status(info: ServiceInfo, now: float) -> str:
     """As `docker ps` says it."""
     if info.state is ServiceState.CREATED:
         return "Created"
-    since = _ago(now - info.started_at)
+    since = _ago(now - (info.ended_at or info.started_at))
     if info.state is ServiceState.RUNNING:
+        since = _ago(now - info.started_at)
         health = "" if info.health is ServiceHealth.NONE else f" ({_HEALTH.get(info.health, info.health.value)})"
         return f"Up {since}{health}"
     said = f"({info.exit_code or 0}) {since} ago"
@@ -136,7 +137,7 @@ def networks(composition: Composition, name: str) -> dict[str, Any]:
     }
 
 
-def inspected(composition: Composition, info: ServiceInfo, finished: float) -> dict[str, Any]:
+def inspected(composition: Composition, info: ServiceInfo) -> dict[str, Any]:
     """GET /containers/{id}/json"""
     name, service = info.name, composition.services[info.name]
     argv = [*(service.entrypoint or []), *(service.command or [])]
@@ -146,7 +147,7 @@ def inspected(composition: Composition, info: ServiceInfo, finished: float) -> d
         "Created": timestamp(service.created_at),
         "Path": argv[0] if argv else "",
         "Args": argv[1:],
-        "State": state(info, finished),
+        "State": state(info),
         "Image": f"sha256:{service.image_digest}",
         "Name": f"/{name}",
         "RestartCount": info.restarts,

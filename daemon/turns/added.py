@@ -241,8 +241,8 @@ class AddedServices:
     def _make_place(self, own: SandboxRoot, source: str, target: str) -> None:
         """Where a part of the sandbox's tree is mounted: a file for a file."""
         base = self._live.row.uid_base
-        info = files.status(self._live.container.inside, base, source)
-        if info.kind == "directory":
+        inside = self._live.container.inside
+        if source == "/" or files.status(inside, base, source).kind == "directory":
             _need_directory(own, base, target)
             return
         with contextlib.suppress(NotFound):
@@ -263,6 +263,14 @@ def _resolved(root: int, service: Service, top: str) -> Service:
     """A service with its places as they are once the links of its own root and of the sandbox are followed."""
     with opened(root, top, os.O_PATH | os.O_DIRECTORY, resolve=NO_LINKS) as own:
 
+        def source(path: str) -> str:
+            try:  # what the host mounts in the sandbox is refused with EXDEV
+                return posixpath.join("/", canonical(root, path))
+            except OSError as error:
+                raise Invalid(
+                    f"{path} is no part of the sandbox's file tree", hint="mount another directory"
+                ) from error
+
         def inner(target: str) -> str:
             path = posixpath.join("/", canonical(own, target, missing=True))
             if path in (*services.SHARED, "/"):
@@ -274,9 +282,7 @@ def _resolved(root: int, service: Service, top: str) -> Service:
             volumes=[msgspec.structs.replace(one, target=inner(one.target)) for one in service.volumes],
             tmpfs=[inner(target) for target in service.tmpfs],
             trees=[
-                msgspec.structs.replace(
-                    one, source=posixpath.join("/", canonical(root, one.source)), target=inner(one.target)
-                )
+                msgspec.structs.replace(one, source=source(one.source), target=inner(one.target))
                 for one in service.trees
             ],
         )

@@ -54,11 +54,16 @@ def place(row: SandboxRow, service: str | None) -> Place:
 def located(row: SandboxRow, at: Place, path: str) -> tuple[str, str]:
     """The directory of the sandbox below which a path of this place lies, and the path from there.
 
-    What is in a volume lies below that, whose mount the file routes do not pass.
+    What is in a volume, or in another part of the sandbox's tree, lies below that: the file routes pass no mount.
     """
     if not at.service or row.composition is None:
         return "", path
     inner = PurePosixPath("/", path)
+    for tree in row.composition.services[at.service].trees:
+        if inner == PurePosixPath(tree.target):
+            return "", tree.source
+        if inner.is_relative_to(tree.target):
+            return tree.source, str("/" / inner.relative_to(tree.target))
     for volume in row.composition.services[at.service].volumes:
         if inner.is_relative_to(volume.target):
             return f"{services.VOLUMES}/{volume.name}", str("/" / inner.relative_to(volume.target))

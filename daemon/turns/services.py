@@ -136,6 +136,7 @@ class ServiceControl:
             program=row.id,
             pid=row.pid,
             started_at=row.started_at,
+            ended_at=row.ended_at,
             exit_code=code,
             restarts=row.restarts,
             ports=list(said.ports),
@@ -262,7 +263,7 @@ class ServiceControl:
             if not self._live.container.alive:
                 return
             status = signal.SIGKILL
-        await self._note(row, exit_status=status)
+        await self._note(row, exit_status=status, ended_at=time.time())
         await self._end_rest(name)
         pause = pause_before_restart(said, row, exit_code(status), time.time() - row.started_at)
         if pause is None:
@@ -456,7 +457,7 @@ class ServiceControl:
             except TimeoutError:
                 await supervisor.signal(signal.SIGKILL)
             state = await supervisor.wait(Until.EXIT)
-            await self._note(row, exit_status=state.exit_status)
+            await self._note(row, exit_status=state.exit_status, ended_at=time.time())
         await self._end_rest(name)
 
     async def _end_rest(self, name: str) -> None:

@@ -89,7 +89,7 @@ class ContainerSpec:
 
 
 def _words(joins: Iterable[Join]) -> list[str | int]:
-    return [word for join in joins for word in (join.source, join.target, int(join.read_only))]
+    return [word for join in joins for word in (join.source, join.target, join.read_only + 2 * join.recursive)]
 
 
 class Container:

@@ -26,11 +26,12 @@ RESOLV_CONF = b"nameserver 127.0.0.53\noptions timeout:2 attempts:5\n"
 
 @dataclass(frozen=True)
 class Join:
-    """A directory that the sandbox has at a second place too, with what is mounted in it."""
+    """A directory or file that the sandbox has at a second place too."""
 
     source: str  # in the sandbox, absolute
     target: str
     read_only: bool = False
+    recursive: bool = False  # with what is mounted in it
 
 
 def root(service: str) -> str:
@@ -101,7 +102,7 @@ def joins_of(composition: Composition, name: str) -> list[Join]:
     service = composition.services[name]
     return [
         Join(root(name), root(name)),  # a mount of its own: what `df` and `findmnt` look for
-        *(Join(shared, below(name, shared)) for shared in SHARED),
+        *(Join(shared, below(name, shared), recursive=True) for shared in SHARED),
         *(Join(f"{VOLUMES}/{one.name}", below(name, one.target), one.read_only) for one in service.volumes),
         *(Join(one.source, below(name, one.target), one.read_only) for one in service.trees),
     ]

@@ -194,6 +194,7 @@ class ServiceInfo(Brief, kw_only=True, omit_defaults=True):
     program: str | None = None  # its process, by whose id logs are read and signals sent
     pid: int = 0  # inside the sandbox
     started_at: float = 0.0  # seconds since the epoch
+    ended_at: float = 0.0  # the same; 0: it has not, or when is not known
     exit_code: int | None = None  # 128 + signal number when killed by one
     restarts: int = 0
     ports: list[PublishedPort] = []

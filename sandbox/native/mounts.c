@@ -267,13 +267,13 @@ static int open_place(const char *path) {
     return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
 }
 
-/* Mounts what is at one place at another one too: the root of a service on itself, all else with what is mounted in it. */
+/* Mounts what is at one place at another one too; the root of a service on itself. */
 static const char *place_join(const struct join *join) {
     if (!join->from || !join->to) {
         errno = ENOMEM;
         return "join";
     }
-    unsigned all = is_own_place(join) ? 0 : AT_RECURSIVE;
+    unsigned all = join->recursive ? AT_RECURSIVE : 0;
     int from = open_place(join->from), to = from < 0 ? -1 : open_place(join->to);
     int tree = to < 0 ? -1 : (int)syscall(SYS_open_tree, from, "", AT_EMPTY_PATH | all | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
     struct mount_attr attr = {.attr_set = MOUNT_ATTR_RDONLY};

@@ -274,11 +274,11 @@ static struct join *joins_of_fields(int *count) {
     struct join *joins = fields % 3 == 1 ? calloc((size_t)fields / 3 + 1, sizeof *joins) : NULL;
     *count = 0;
     for (int i = 1; joins && i < fields; i += 3)
-        joins[(*count)++] = (struct join){strdup(field[i]), strdup(field[i + 1]), field[i + 2][0] == '1'};
+        joins[(*count)++] = (struct join){strdup(field[i]), strdup(field[i + 1]), field[i + 2][0] & 1, field[i + 2][0] & 2};
     return joins;
 }
 
-/* joins [FROM TO READ_ONLY]...: what each pid 1 from now on mounts at last, in this order */
+/* joins [FROM TO FLAGS]...: 1 read-only, 2 with what is mounted in FROM; what each pid 1 from now on mounts at last, in this order */
 static void command_joins(void) {
     int count;
     struct join *joins = joins_of_fields(&count);
@@ -289,7 +289,7 @@ static void command_joins(void) {
     answer(NULL, 0, "ok\n");
 }
 
-/* join [FROM TO READ_ONLY]...: mount these now, for the pid 1 that lives */
+/* join [FROM TO FLAGS]...: mount these now, for the pid 1 that lives */
 static void command_join(void) {
     int count;
     struct started out = {.pidfd = -1};

@@ -29,10 +29,11 @@ struct bind {
     bool view;                /* of the kernel: its mount point lies in the runtime layer, or in another view */
 };
 
-/* A directory that the sandbox has at a second place too, with what is mounted in it. */
+/* A directory or file that the sandbox has at a second place too. */
 struct join {
     char *from, *to;          /* in the sandbox, absolute */
     bool read_only;
+    bool recursive;           /* with what is mounted in it */
 };
 
 struct shim {

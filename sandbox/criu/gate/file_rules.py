@@ -117,6 +117,7 @@ def check_mounts(images: CriuImages, target: GateLookups) -> dict[int, str]:
         elif inner in KERNEL_MOUNTS:
             need(_is_kernel(entry, top, inner, roots), f"{place} is of no sandbox")
         else:
+            _path(entry.root, place)
             need(_is_tree(entry, top, inner, roots), f"{place} is of no sandbox")
             target.second[point] = raw(entry.root).decode("utf-8", "replace")
     _need_masks(roots)
@@ -146,8 +147,7 @@ def _is_tree(entry: Record, top: str, inner: str, roots: Mapping[str, int]) -> b
         return False
     if inner == "/":
         return root == (top or "/") and (not top or entry.parent_mnt_id == roots["/"])
-    volume = re.fullmatch(services.VOLUMES + r"/[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", root) is not None
-    return bool(top and entry.parent_mnt_id in roots.values() and (volume or root == inner == "/dev"))
+    return bool(top and entry.parent_mnt_id in roots.values() and (inner != "/dev" or root == "/dev"))
 
 
 def _is_kernel(entry: Record, top: str, inner: str, roots: Mapping[str, int]) -> bool:

@@ -143,6 +143,12 @@ def look_up(target: GateLookups, opened: Mapping[str, int]) -> None:
         if key not in observed:
             observed.add(key)
             _present(named, opened)
+    for point, root in target.second.items():
+        try:
+            os.close(openat2(opened["/"], root.lstrip("/") or ".", os.O_PATH, resolve=_REAL))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0)
+            raise ImageRefused(f"what is mounted at {point[:80]!r} is not there: {reason}") from None
     for named in target.ghosts:
         _ghost(named, opened)
     for named in target.sockets:

@@ -175,6 +175,10 @@ async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
         run, "debian", ["sh", "-c", SERVER], name="web", detach=True, ports={"80/tcp": 8080}, auto_remove=True
     )
     assert await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
+    await sb.exec("mkdir -p /work/dir; echo 1 > /work/dir/data; echo conf > /work/conf")
+    script = "exec 3>> /dir/data 4< /conf; while :; do echo more >&3; sleep 0.1; done"
+    volumes = ["/work/dir:/dir", "/work/conf:/conf:ro", "/:/all:ro"]
+    await asyncio.to_thread(run, "debian", ["sh", "-c", script], name="binds", detach=True, volumes=volumes)
     one = await sb.checkpoint()
     await asyncio.to_thread(run, "debian", "sleep 1000", name="later", detach=True)
     two = await sb.checkpoint()
@@ -182,25 +186,33 @@ async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
     async def names(of: Sandbox) -> list[str]:
         return [service.name for service in await of.services.list()]
 
-    assert await names(sb) == ["web", "later"]
+    assert await names(sb) == ["web", "binds", "later"]
     assert (await sb.restore(one.id, verify=True)).verified
-    assert await names(sb) == ["web"] and await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
-    assert (await sb.exec("ls /services")).text.split() == ["web"]
+    assert await names(sb) == ["web", "binds"] and await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
+    assert (await sb.exec("ls /services")).text.split() == ["binds", "web"]
+    size = (await sb.files.stat("/work/dir/data")).size
+    assert await sb.files.read("/dir/data", service="binds", limit=2) == b"1\n"
+    assert await sb.files.read("/conf", service="binds") == b"conf\n"
+    assert (await sb.exec("cat /all/work/conf; ls /all/proc", service="binds")).text == "conf\n"
+    await asyncio.sleep(0.5)
+    assert (await sb.files.stat("/work/dir/data")).size > size
     await asyncio.to_thread(run, "debian", "sleep 1000", name="instead", detach=True)
     assert (await sb.restore(two.id, verify=True)).verified
-    assert await names(sb) == ["web", "later"]
+    assert await names(sb) == ["web", "binds", "later"]
     async with (await sb.fork(1))[0].sandbox as fork:
-        assert await names(fork) == ["web", "later"] and await asked(fork, "127.0.0.1:8080") == "hello 127.0.0.1"
+        assert (
+            await names(fork) == ["web", "binds", "later"] and await asked(fork, "127.0.0.1:8080") == "hello 127.0.0.1"
+        )
         async with fork.ports.forward(PORT) as address:
             client = await client_of(address)
             found = await asyncio.to_thread(client.containers.get, "web")
             await asyncio.to_thread(found.stop, timeout=1)  # it is removed when it has ended
             for _ in range(100):
-                if await names(fork) == ["later"]:
+                if await names(fork) == ["binds", "later"]:
                     break
                 await asyncio.sleep(0.05)
-        assert await names(fork) == ["later"]
-    assert await names(sb) == ["web", "later"]
+        assert await names(fork) == ["binds", "later"]
+    assert await names(sb) == ["web", "binds", "later"]
     (root,) = [one for one in await sb.tree() if one.label == "created"]
     await sb.restore(root.id)  # before anything was there
     with pytest.raises(Invalid, match="no services"):
@@ -234,6 +246,8 @@ async def test_builds_and_copies(sb: Sandbox, engine: Any, host: Client) -> None
         assert {tag for one in engine.images.list() for tag in one.tags} >= {"own/app:1", "second:latest"}
         with pytest.raises(APIError, match="belongs to the host"):
             engine.images.remove("debian")
+        with pytest.raises(APIError, match="no part"):
+            engine.containers.create("debian", "true", volumes=["/proc:/p"])
         web = engine.containers.create("debian", "true", name="files")
         archive = context("x", one="1")
         assert web.put_archive("/srv", archive.read())

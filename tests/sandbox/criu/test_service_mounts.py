@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sandbox.criu import image_files
 from sandbox.criu.gate.file_rules import check_mounts
+from sandbox.criu.gate.gate import look_up
 from sandbox.criu.gate.images import CriuImages, GateLookups, ImageRefused
+from sandbox.descriptors import closing
 
 PROC, SYSFS, DEVPTS, OVERLAY, CGROUP = 1, 2, 6, 17, 20
 #: Mount point -> file system, root, parent, key.
@@ -67,6 +71,26 @@ def test_the_mounts_of_a_service_pass() -> None:
     )
 
 
+def test_a_service_may_have_any_part_of_the_tree(tmp_path: Path) -> None:
+    """But through no link: who wrote the images wrote the tree, too."""
+    mounts = PLAIN | SERVICE
+    changed("/services/db/data", root="/work/here")(mounts)
+    changed("/services/db/given", kind=OVERLAY, root="/", key="")(mounts)
+    target = check(mounts)
+    assert target.in_tree(b"/services/db/data/x", "/services/db/data") == (b"/work/here/x", "/")
+    assert target.in_tree(b"/services/db/given/x", "/services/db/given") == (b"/x", "/")
+    for place in ("work/here", "services/db", "dev"):
+        (tmp_path / place).mkdir(parents=True)
+    with closing(os.open(tmp_path, os.O_PATH)) as root:
+        look_up(target, {"/": root})
+        (tmp_path / "work").rename(tmp_path / "real")
+        with pytest.raises(ImageRefused, match="not there"):
+            look_up(target, {"/": root})
+        (tmp_path / "work").symlink_to("real")
+        with pytest.raises(ImageRefused, match="not there"):
+            look_up(target, {"/": root})
+
+
 def changed(point: str, **values: Any) -> Callable[[Mounts], None]:
     def edit(mounts: Mounts) -> None:
         names = ("kind", "root", "parent", "key")
@@ -87,7 +111,7 @@ def changed(point: str, **values: Any) -> Callable[[Mounts], None]:
         changed("/services/db", kind=PROC),
         changed("/services/db", parent="/proc"),
         changed("/services/db/data", root="/volumes/v/../.."),
-        changed("/services/db/data", root="/etc"),
+        changed("/services/db/data", root="etc"),
         changed("/services/db/data", kind=SYSFS, root="/volumes/v"),
         changed("/services/db/dev", root="/etc"),
         changed("/services/db/sys", root="/kernel"),
