@@ -258,6 +258,7 @@ class Images:
         limits: Limits | None = None,
         replace: bool = False,
         cache: bool = True,
+        offline: bool = False,
         secrets: Mapping[str, bytes] | None = None,
         ssh: Mapping[str, str | Path] | None = None,
         contexts: Mapping[str, str] | None = None,
@@ -627,6 +628,7 @@ class Client:
         at_end: AtEnd = ...,
         ignore: IgnoreRules | None = None,
         no_new_privs: bool = False,
+        docker: bool = False,
     ) -> Sandbox:
         """A new sandbox: ``sb = await host.create(...)``, or ``with host.create(...) as sb``."""
     @property

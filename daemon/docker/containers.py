@@ -111,7 +111,8 @@ async def _start(engine: Engine, call: Call) -> web.StreamResponse:
 async def _stop(engine: Engine, call: Call) -> web.StreamResponse:
     name = engine.name(call.id)
     running = engine.live.composed.info(name).state in (ServiceState.RUNNING, ServiceState.RESTARTING)
-    await engine.live.composed.stop(name, StopRequest(timeout=call.seconds("t")))
+    with contextlib.suppress(NotFound):  # it is one that is removed when it ends
+        await engine.live.composed.stop(name, StopRequest(timeout=call.seconds("t")))
     return web.Response(status=204 if running else 304)
 
 
