@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MAX_CONTEXT = 4 << 30  # bytes of a context where the sandbox has no limit of its disk
 MAX_BUILT = 16 << 30  # bytes of the images that were built in a sandbox without a limit of its disk
 MAX_DOCKERFILE = 1 << 20
+MAX_LINES, MAX_LINE = 10_000, 4096  # that wait for the client; characters of one
 MAX_IMAGES = 32  # names of one sandbox
 
 
@@ -62,7 +63,7 @@ class Builds:
 
 async def answer(engine: Engine, call: Call) -> web.StreamResponse:
     """The lines of a build as they come, and at the end its image or its error."""
-    names = [one for tag in call.query.getall("t", []) for one in [reference.parse(tag).name]]
+    names = [reference.parse(tag).name for tag in call.query.getall("t", [])]
     if len({*engine.composition.images, *names}) > MAX_IMAGES:
         raise Invalid(f"a sandbox names {MAX_IMAGES} images at most", hint="docker rmi")
     if call.query.get("remote"):
@@ -112,7 +113,7 @@ async def _build(
                     cache=not call.flag("nocache"),
                     offline=True,
                     contexts=_contexts(engine.composition.images),
-                    output=lambda line: lines.put_nowait({"stream": f"{line}\n"}),
+                    output=functools.partial(_say, lines),
                 )
         await _need_space(engine, image)
         await engine.live.added.change_images(add=dict.fromkeys(names or [f"{image.digest[:12]}:latest"], made))
@@ -145,6 +146,12 @@ async def _need_space(engine: Engine, image: ImageInfo) -> None:
         raise NoSpace(
             f"the images built in this sandbox would be {total} bytes; {limit} is the limit", hint="docker rmi"
         )
+
+
+def _say(lines: asyncio.Queue[dict[str, object] | None], line: str) -> None:
+    """Pass a line on to the client. One that does not read loses some: the build does not wait for it."""
+    if lines.qsize() < MAX_LINES:
+        lines.put_nowait({"stream": f"{line[:MAX_LINE]}\n"})
 
 
 def _unpack(directory: Path, limit: int, stream: IO[bytes]) -> None:

@@ -75,6 +75,6 @@ class DockerService:
             return refusal(error)
         except ConnectionError:  # it has left
             return streams.NoResponse()
-        except Exception as error:
+        except Exception as error:  # the boundary: a bug in one call is an answer and a log entry
             log.error("%s %s failed", request.method, request.path, exc_info=error, extra={"sandbox": sandbox})
             return json_answer({"message": "the host failed: its log says why"}, status=500)

@@ -41,6 +41,8 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     compile_policy(request.network)
     if request.composition is not None:
         compositions.need(request.composition)
+        if request.docker:  # each service has a loopback address of its own, where the Engine API is not
+            raise Invalid("a sandbox of services serves no Engine API", hint="leave `docker` out, or the services")
     made = Template(
         **{name: getattr(request, name) for name in Settings.__struct_fields__},
         image_digest=image.digest,

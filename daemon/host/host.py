@@ -39,7 +39,6 @@ from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.queue import quantile
 from daemon.checkpoints.schedule import CheckpointStage
-from daemon.credentials.trust import trust
 from daemon.host import compositions, create, mounts
 from daemon.host.attachments import Attachment, detach_all
 from daemon.host.fence import HostFence
@@ -111,10 +110,10 @@ class Host:
         self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
         self.addresses = ServiceAddresses()
-        services.announce = self._introduce
         self.attachments: list[Attachment] = [self.networks, self.addresses]
         self.fence = HostFence(run_dir.parent)
         self.restorer = Restorer(services, places, images, run_dir, self.attachments, self.addresses)
+        services.announce = self.restorer.introduce
 
     # ----------------------------------------------------------------- finding
 
@@ -424,13 +423,6 @@ class Host:
             return row
         why = row.error or f"it is {row.state.value}"
         raise Conflict(f"checkpoint {row.id} cannot be restored: {why}", hint="choose another with `pagurus tree`")
-
-    def _introduce(self, container: Container) -> None:
-        """Let the services of a sandbox have their addresses, and trust whom it trusts. Blocks."""
-        if container.authority:
-            with contextlib.suppress(PagurusError, OSError):  # one has made its store of certificates something else
-                trust(container, container.authority)
-        self.addresses.announce(container)
 
     def template(self, origin: CheckpointRow) -> Template:
         """The settings that a fork inherits: of the checkpoint's sandbox, or of one that descends from it."""

@@ -221,6 +221,13 @@ class Restorer:
             )
         return list(report.differences)
 
+    def introduce(self, container: Container) -> None:
+        """Let new services of a sandbox have their addresses, and trust whom it trusts. Blocks."""
+        if container.authority:
+            with contextlib.suppress(PagurusError, OSError):  # one has made its store of certificates something else
+                trust(container, container.authority)
+        self.addresses.announce(container)
+
     async def renew(self, row: SandboxRow, container: Container, origin: CheckpointRow) -> None:
         """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""
         if origin.sandbox != row.id:

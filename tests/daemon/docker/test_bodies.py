@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
 
-from daemon.docker import bodies, shown
+from daemon.docker import bodies, build, shown
 from daemon.docker.engine import tagged
 from daemon.docker.events import ContainerView, between, fits
 from daemon.docker.paths import ROUTES
@@ -38,7 +39,7 @@ def test_a_container_as_clients_ask_for_it() -> None:
         Labels={"a": "b"},
         Healthcheck={"Test": ["CMD-SHELL", "true"], "Interval": 2_000_000_000, "Retries": 5},
         HostConfig={
-            "Binds": ["/work:/app:ro", "data:/var/lib/data"],
+            "Binds": ["/data:/app:ro", "data:/var/lib/data"],
             "Mounts": [{"Type": "bind", "Source": "/c", "Target": "/d", "ReadOnly": True}],
             "PortBindings": {"80/tcp": [{"HostIp": "", "HostPort": "8080"}], "53/udp": [{"HostPort": "53"}], "9": None},
             "RestartPolicy": {"Name": "on-failure", "MaximumRetryCount": 2},
@@ -54,7 +55,7 @@ def test_a_container_as_clients_ask_for_it() -> None:
     )
     assert made.entrypoint == ["sh"] and made.command == ["echo", "hi"] and made.env == {"A": "1=2", "B": ""}
     assert made.trees == [
-        TreeMount(source="/work", target="/app", read_only=True),
+        TreeMount(source="/data", target="/app", read_only=True),
         TreeMount(source="/c", target="/d", read_only=True),
     ]
     assert made.volumes == [Volume(name="data", target="/var/lib/data")]
@@ -222,3 +223,10 @@ def test_calls_are_found_with_and_without_a_version() -> None:
 
 def test_names_are_as_docker_reads_them() -> None:
     assert tagged("app") == "app:latest" and tagged("UPPER") == "UPPER" and PORT == 2375
+
+
+def test_a_build_without_a_reader_takes_bounded_memory() -> None:
+    lines: asyncio.Queue[dict[str, object] | None] = asyncio.Queue()
+    for _ in range(3 * build.MAX_LINES):
+        build._say(lines, "x" * 10_000)
+    assert lines.qsize() == build.MAX_LINES and len(str(lines.get_nowait())) < build.MAX_LINE + 30

@@ -17,7 +17,7 @@ from docker.errors import APIError, BuildError, ContainerError, ImageNotFound, N
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
 from sandbox.errors import Invalid
-from sandbox.messages import Limits, Mount
+from sandbox.messages import Composition, CreateRequest, Limits, Mount, SandboxInfo, Service
 from tests.support.daemon_host import Daemon
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ async def test_the_sdk_runs_containers(sb: Sandbox, engine: Any) -> None:
 
 
 async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
-    await sb.exec("mkdir -p /work/dir; echo conf > /work/conf; echo data > /work/dir/data")
+    await sb.exec("mkdir -p /data/dir; echo conf > /data/conf; echo data > /data/dir/data")
 
     def acts() -> None:
         for name in ("front", "back"):
@@ -105,8 +105,8 @@ async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
             "debian", ["sh", "-c", SERVER], name="web", network="front", detach=True, ports={"80/tcp": 8080}
         )
         volumes = {
-            "/work/dir": {"bind": "/dir", "mode": "rw"},
-            "/work/conf": {"bind": "/etc/own/conf", "mode": "ro"},
+            "/data/dir": {"bind": "/dir", "mode": "rw"},
+            "/data/conf": {"bind": "/etc/own/conf", "mode": "ro"},
             "kept": {"bind": "/kept", "mode": "rw"},
         }
         script = "cat /dir/data /etc/own/conf; echo new > /dir/new; echo k > /kept/k; ! echo x > /etc/own/conf"
@@ -118,7 +118,7 @@ async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
             engine.networks.get("front").remove()
 
     await asyncio.to_thread(acts)
-    assert await sb.files.read("/work/dir/new") == b"new\n"
+    assert await sb.files.read("/data/dir/new") == b"new\n"
     assert await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
 
     def between() -> None:
@@ -175,9 +175,9 @@ async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
         run, "debian", ["sh", "-c", SERVER], name="web", detach=True, ports={"80/tcp": 8080}, auto_remove=True
     )
     assert await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
-    await sb.exec("mkdir -p /work/dir; echo 1 > /work/dir/data; echo conf > /work/conf")
+    await sb.exec("mkdir -p /data/dir; echo 1 > /data/dir/data; echo conf > /data/conf")
     script = "exec 3>> /dir/data 4< /conf; while :; do echo more >&3; sleep 0.1; done"
-    volumes = ["/work/dir:/dir", "/work/conf:/conf:ro", "/:/all:ro"]
+    volumes = ["/data/dir:/dir", "/data/conf:/conf:ro", "/:/all:ro"]
     await asyncio.to_thread(run, "debian", ["sh", "-c", script], name="binds", detach=True, volumes=volumes)
     one = await sb.checkpoint()
     await asyncio.to_thread(run, "debian", "sleep 1000", name="later", detach=True)
@@ -190,12 +190,12 @@ async def test_they_are_part_of_the_state(sb: Sandbox, engine: Any) -> None:
     assert (await sb.restore(one.id, verify=True)).verified
     assert await names(sb) == ["web", "binds"] and await asked(sb, "127.0.0.1:8080") == "hello 127.0.0.1"
     assert (await sb.exec("ls /services")).text.split() == ["binds", "web"]
-    size = (await sb.files.stat("/work/dir/data")).size
+    size = (await sb.files.stat("/data/dir/data")).size
     assert await sb.files.read("/dir/data", service="binds", limit=2) == b"1\n"
     assert await sb.files.read("/conf", service="binds") == b"conf\n"
-    assert (await sb.exec("cat /all/work/conf; ls /all/proc", service="binds")).text == "conf\n"
+    assert (await sb.exec("cat /all/data/conf; ls /all/proc", service="binds")).text == "conf\n"
     await asyncio.sleep(0.5)
-    assert (await sb.files.stat("/work/dir/data")).size > size
+    assert (await sb.files.stat("/data/dir/data")).size > size
     await asyncio.to_thread(run, "debian", "sleep 1000", name="instead", detach=True)
     assert (await sb.restore(two.id, verify=True)).verified
     assert await names(sb) == ["web", "binds", "later"]
@@ -348,3 +348,10 @@ async def test_who_plays_with_the_places_of_services_gets_nothing(sb: Sandbox, e
     assert (await asyncio.to_thread(web.exec_run, "true")).exit_code in (126, 127)
     await asyncio.to_thread(web.remove, force=True)
     assert (await sb.exec("ls -d /proc/1")).exit_code == 0
+
+
+async def test_services_and_docker_are_no_pair(host: Client) -> None:
+    composition = Composition(services={"a": Service(image="debian", command=["sleep", "9"])}, main="a")
+    request = CreateRequest(image="", composition=composition, docker=True)
+    with pytest.raises(Invalid, match="no Engine API"):
+        await host.call("POST", "/v1/sandboxes", SandboxInfo, request, keyed=True)

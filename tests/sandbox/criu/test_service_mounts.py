@@ -74,19 +74,19 @@ def test_the_mounts_of_a_service_pass() -> None:
 def test_a_service_may_have_any_part_of_the_tree(tmp_path: Path) -> None:
     """But through no link: who wrote the images wrote the tree, too."""
     mounts = PLAIN | SERVICE
-    changed("/services/db/data", root="/work/here")(mounts)
+    changed("/services/db/data", root="/data/here")(mounts)
     changed("/services/db/given", kind=OVERLAY, root="/", key="")(mounts)
     target = check(mounts)
-    assert target.in_tree(b"/services/db/data/x", "/services/db/data") == (b"/work/here/x", "/")
+    assert target.in_tree(b"/services/db/data/x", "/services/db/data") == (b"/data/here/x", "/")
     assert target.in_tree(b"/services/db/given/x", "/services/db/given") == (b"/x", "/")
-    for place in ("work/here", "services/db", "dev"):
+    for place in ("data/here", "services/db", "dev"):
         (tmp_path / place).mkdir(parents=True)
     with closing(os.open(tmp_path, os.O_PATH)) as root:
         look_up(target, {"/": root})
-        (tmp_path / "work").rename(tmp_path / "real")
+        (tmp_path / "data").rename(tmp_path / "real")
         with pytest.raises(ImageRefused, match="not there"):
             look_up(target, {"/": root})
-        (tmp_path / "work").symlink_to("real")
+        (tmp_path / "data").symlink_to("real")
         with pytest.raises(ImageRefused, match="not there"):
             look_up(target, {"/": root})
 
