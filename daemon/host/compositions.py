@@ -83,11 +83,11 @@ def _signal(said: str) -> int | None:
     return getattr(signal, said if said.startswith("SIG") else f"SIG{said}", None) if said else None
 
 
-def need(requested: Composition) -> None:
-    """Raise Invalid for a composition that cannot be."""
-    if not 0 < len(requested.services) <= MAX_SERVICES:
+def need(requested: Composition, *, added: bool = False) -> None:
+    """Raise Invalid for a composition that cannot be. `added`: programs of the sandbox have made its services."""
+    if not (0 if added else 1) <= len(requested.services) <= MAX_SERVICES:
         raise Invalid(f"a composition has 1 to {MAX_SERVICES} services, not {len(requested.services)}", hint="split it")
-    if requested.main not in requested.services:
+    if requested.main not in requested.services and (requested.main or not added):
         raise Invalid(f"the main service {requested.main} is not there", hint="name one of the services")
     try:
         requested.order()

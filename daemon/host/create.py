@@ -40,9 +40,7 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
     ignore.checked(request.ignore)
     compile_policy(request.network)
     if request.composition is not None:
-        compositions.need(request.composition)
-        if request.docker:  # each service has a loopback address of its own, where the Engine API is not
-            raise Invalid("a sandbox of services serves no Engine API", hint="leave `docker` out, or the services")
+        compositions.need(request.composition, added=request.docker)
     made = Template(
         **{name: getattr(request, name) for name in Settings.__struct_fields__},
         image_digest=image.digest,
@@ -52,7 +50,7 @@ def template(request: CreateRequest, image: StoredImage, mounts: Sequence[Mount]
         user=image.config.user if request.user is None else str(request.user),
     )
     made.limits, made.env, made.mounts = bounded(request.limits), {**image.config.env, **request.env}, list(mounts)
-    if made.composition is not None:
+    if made.composition is not None and made.composition.main:
         main = made.composition.services[made.composition.main]
         made.env = {**main.env, **request.env}
         made.workdir = request.workdir or main.workdir or "/"
@@ -112,6 +110,8 @@ def imported(settings: Mapping[str, Any], image: StoredImage, *, host_mounts: bo
         )
     if said.layer:
         paths.runtime_layer(said.layer)
+    if request.docker and request.composition is not None:  # what was built there is not here
+        request.composition = msgspec.structs.replace(request.composition, images={})
     made = template(request, image, request.mounts, login=said.login)
     return msgspec.structs.replace(made, env=said.env, user=said.user, layer=said.layer)
 

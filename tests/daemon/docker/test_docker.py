@@ -355,3 +355,21 @@ async def test_services_and_docker_are_no_pair(host: Client) -> None:
     request = CreateRequest(image="", composition=composition, docker=True)
     with pytest.raises(Invalid, match="no Engine API"):
         await host.call("POST", "/v1/sandboxes", SandboxInfo, request, keyed=True)
+
+
+async def test_another_host_takes_them(host: Client, own: Daemon) -> None:
+    async with host.create("debian", docker=True) as sandbox, sandbox.ports.forward(PORT) as address:
+        client = await client_of(address)
+        await asyncio.to_thread(client.containers.run, "debian", "sleep 1000", name="web", detach=True)
+        point = await sandbox.checkpoint()
+        await host.store.verify(point)  # it is durable by then
+        async with own.client() as there:
+            await there.store.receive(host.store.stream(point))
+            async with (
+                (await there.fork(point.id, verify=True))[0].sandbox as moved,
+                moved.ports.forward(PORT) as place,
+            ):
+                client = await client_of(place)
+                assert (await asyncio.to_thread(client.containers.get, "web")).name == "web"
+                assert "sleep 1000" in (await moved.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).text
+                assert await asyncio.to_thread(client.containers.run, "debian", "echo new", remove=True) == b"new\n"
