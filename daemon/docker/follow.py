@@ -79,12 +79,13 @@ async def attach(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse
         outputs = (await (await live.programs.supervisor(before.id)).state()).outputs
         since = (outputs[0].end, outputs[1].end)
     said = live.composed.composition.services[name]
-    connection = streams.TakenConnection(call.request, terminal=said.tty)
-    row = before if running else await _next(live, name, before)
-    if row is not None:
-        requested = {stream for stream in ("stdout", "stderr") if call.flag(stream)}
-        stdin = call.flag("stdin") and said.stdin_open
-        await _pump(live, row, connection, since, requested, stdin=stdin)
+    connection = streams.TakenConnection(call.request, live.container.inside, terminal=said.tty)
+    with live.added.attached(name, "" if before is None or running else before.id):
+        row = before if running else await _next(live, name, before)
+        if row is not None:
+            requested = {stream for stream in ("stdout", "stderr") if call.flag(stream)}
+            stdin = call.flag("stdin") and said.stdin_open
+            await _pump(live, row, connection, since, requested, stdin=stdin)
     return connection.close()
 
 
@@ -110,7 +111,7 @@ async def run_exec(live: LiveSandbox, prepared: PreparedExec, call: Call, *, det
     )
     argv = bodies.words(body.cmd) or []
     # Before it prints: clients lose what comes together with the answer.
-    connection = None if detach else streams.TakenConnection(call.request, terminal=body.tty)
+    connection = None if detach else streams.TakenConnection(call.request, live.container.inside, terminal=body.tty)
     try:
         async with live.using():
             row = await live.programs.launch(

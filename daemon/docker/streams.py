@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import struct
+import time
 from collections.abc import Callable
 from typing import IO, cast
 
@@ -16,9 +17,13 @@ from aiohttp import web
 from aiohttp.http import WebSocketReader
 
 from daemon.gateway.listener import PausedTransport
+from daemon.turns import ports
 from sandbox.container.pipes import in_thread, put
 from sandbox.errors import Closed, Invalid
+from sandbox.tree.safe_path import SandboxRoot
 
+HEAD_TIMEOUT = 10.0  # seconds that an output waits for a client to read that its request is granted
+POLL_INTERVAL = 0.002  # seconds
 MAX_INPUT = 4 << 20  # bytes of a client's input that wait for the command
 _KINDS = {"stdin": 0, "stdout": 1, "stderr": 2}
 RAW = "application/vnd.docker.raw-stream"
@@ -36,9 +41,11 @@ def frame(stream: str, data: bytes) -> bytes:
 class TakenConnection:
     """A connection that speaks no HTTP any more. Made before anything is answered."""
 
-    def __init__(self, request: web.BaseRequest, *, terminal: bool) -> None:
-        """`terminal`: there is one output, which comes as it is and not in frames."""
-        self._terminal = terminal
+    def __init__(self, request: web.BaseRequest, inside: SandboxRoot, *, terminal: bool) -> None:
+        """`inside`: of the sandbox of the client. `terminal`: there is one output, which comes as it is, not framed."""
+        self._inside, self._terminal = inside, terminal
+        self._head = asyncio.Lock()
+        self._head_read = False
         transport = cast(object, request.transport)
         if not isinstance(transport, PausedTransport):
             raise Closed("the client has left", hint="ask again")
@@ -77,15 +84,31 @@ class TakenConnection:
 
     async def write(self, stream: str, data: bytes) -> None:
         """Returns when it is on its way. Raises Closed when the client has left."""
+        await self._until_head_read()
         await self._transport.reading.writable.wait()
         if self._transport.is_closing():
             raise Closed("the client has left", hint="attach again")
         self._transport.write(data if self._terminal else frame(stream, data))
 
+    async def _until_head_read(self) -> None:
+        """Docker's Python SDK reads the head through a buffer, all else past it: what comes with it is lost."""
+        async with self._head:
+            peer, deadline = self._transport.get_extra_info("peername"), time.monotonic() + HEAD_TIMEOUT
+            while not self._head_read and not self._transport.is_closing():
+                waiting = await in_thread(_unread, self._inside, *peer[:2])
+                self._head_read = waiting == 0 or time.monotonic() > deadline
+                if not self._head_read:
+                    await asyncio.sleep(POLL_INTERVAL)
+
     def close(self) -> web.StreamResponse:
         """The end of the connection; what the handler returns."""
         self._transport.close()
         return NoResponse()
+
+
+def _unread(inside: SandboxRoot, address: str, port: int) -> int:
+    with inside.of_process("net/tcp") as file, open(file, closefd=False) as table:
+        return ports.unread(table.read(), address, port)
 
 
 class NoResponse(web.StreamResponse):

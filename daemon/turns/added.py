@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import posixpath
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,7 @@ class AddedServices:
     def __init__(self, live: LiveSandbox) -> None:
         self._live = live
         self._changing = asyncio.Lock()
+        self._attachments: dict[object, tuple[str, str]] = {}
 
     async def add(self, name: str, service: Service, image: StoredImage) -> None:
         """Fill its root from an image and mount it. It is not started.
@@ -127,6 +129,23 @@ class AddedServices:
         async with self._changing, live.altering("services", services.root(name)):
             if live.row.composition is not None and name in live.row.composition.services:
                 await self._undo(name)
+
+    @contextlib.contextmanager
+    def attached(self, name: str, past: str) -> Iterator[None]:
+        """A client reads the outputs of a service, or waits for those of its next program after `past`."""
+        key = object()
+        self._attachments[key] = name, past
+        try:
+            yield
+        finally:
+            del self._attachments[key]
+
+    async def remove_ended(self, name: str, program: str) -> None:
+        """Remove one whose last program has ended, once all clients that read its outputs have them."""
+        while any(of == name and past != program for of, past in self._attachments.values()):
+            await self._live.composed.changed(0.02)
+        if self._live.row.composition is not None and name in self._live.row.composition.services:
+            await self.remove(name)
 
     async def change(self, name: str, **changed: object) -> None:
         """Change what is said of one, but not what is mounted in it."""

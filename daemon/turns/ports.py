@@ -113,6 +113,21 @@ def parse(table: str) -> set[tuple[str, int]]:
     return ports
 
 
+def unread(table: str, address: str, port: int) -> int:
+    """Bytes that the IPv4 connection of this local address has received and its program has not read, by a
+    ``/proc/net/tcp``; 0 where there is none.
+
+    >>> unread("head\\n 1: 0100007F:0947 0100007F:BEEF 01 00000000:0000002A 00:00000000", "127.0.0.1", 0x947)
+    42
+    """
+    own = f"{socket.inet_aton(address)[::-1].hex().upper()}:{port:04X}"
+    for line in table.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 4 and fields[1] == own and fields[3] != LISTEN:
+            return int(fields[4].rpartition(":")[2], 16)
+    return 0
+
+
 async def carry(
     inside: socket.socket,
     receive: Callable[[], Awaitable[bytes | None]],

@@ -267,8 +267,8 @@ class ServiceControl:
         await self._end_rest(name)
         pause = pause_before_restart(said, row, exit_code(status), time.time() - row.started_at)
         if pause is None:
-            if said.remove_at_end and name in self.composition.services:
-                await self._live.added.remove(name)
+            if said.remove_at_end:
+                await self._live.added.remove_ended(name, program)
             return
         await asyncio.sleep(pause)
         row = self._current(program)
