@@ -71,9 +71,10 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
             before = _poll(bait)
             code = HOLD.replace("{body}", body.replace("{way}", link))
             start = 'rm -f /ready; setsid python3 -c "$0" "$1" </dev/null >/tried 2>&1 & '
-            count = "i=$((i+1)); test $i -gt 500 && { cat /tried; exit 1; }"
+            late = "{ cat /tried; grep State /proc/$!/status >&2; exit 1; }"  # a busy host's file system takes seconds
+            count = f"i=$((i+1)); test $i -gt 2000 && {late}"
             wait = f"i=0; until test -e /ready; do {count}; sleep 0.02; done; cat /tried"
-            done = await scene.attacker.exec(["sh", "-c", start + wait, code, str(bait)], timeout=30)
+            done = await scene.attacker.exec(["sh", "-c", start + wait, code, str(bait)], timeout=100)
             if done.stdout != b"tried\n":
                 return f"was not tried: {done.exit_code} {done.stdout[-200:]!r} {done.stderr[-200:]!r}"
             with contextlib.suppress(PagurusError):  # refused when it was dumped, or when it was restored

@@ -72,7 +72,7 @@ def test_a_run_changes_between_one_process_and_ranks_past_a_torn_save(tmp_path: 
         killer.start()
         stats = together.step(samples(2), state(3))
         killer.join()
-        assert stats == {} or stats["trajectories"] == 9
+        assert stats == {"put_aside": {}} or stats["trajectories"] == 9  # the first: it was saved before the kill
         pids = [beat.pid for beat in read(together.fleet.directory / "beats")]
     finally:
         together.close()

@@ -100,7 +100,7 @@ async def test_what_the_api_changes_is_said_to_be_its(sb: Sandbox) -> None:
         "/own/gone": "remove by the API",
         "/own/dir": "remove by the API",
     }
-    await sb.exec("true")  # its turn keeps them
+    await sb.captured(await sb.exec("true"))  # its turn keeps them
     later = {change.path: change.why for change in await sb.diff(before, why=True)}
     assert later["/own/written"].startswith("write by the API in turn ")
 
