@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ import msgspec
 from sandbox import private
 from sandbox.criu.open_files import OpenFiles
 from sandbox.database import QueuedWrite, WriterThread, connect
+from sandbox.errors import Invalid
 from sandbox.messages import (
     CheckpointInfo,
     Composition,
@@ -35,6 +37,7 @@ from sandbox.messages.sandboxes import Settings
 from sandbox.messages.services import ServiceHealth
 
 SCHEMA_VERSION = 2
+MAX_PROGRAM_BYTES = 1 << 20  # of all rows of a state's programs that come from another host
 SCHEMA = """
 CREATE TABLE sandboxes (id TEXT PRIMARY KEY, created_at REAL NOT NULL, state TEXT NOT NULL, row BLOB NOT NULL)
     WITHOUT ROWID;
@@ -83,6 +86,20 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     excluded: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart
     answer: AnswerRow | None = None  # session: the last one given
     answered: list[str] = []  # session: keys before it
+
+
+def programs_from(reported: Mapping[str, Any]) -> dict[str, ProgramRow]:
+    """The programs of a state that another host had, as it reported them. Raises Invalid."""
+    hint = "install the same version of Pagurus on both hosts"
+    try:
+        rows = msgspec.convert(reported, dict[str, ProgramRow])
+    except msgspec.ValidationError as error:
+        raise Invalid(f"the programs cannot be taken over: {error}", hint=hint) from None
+    if any(name != row.id or re.fullmatch("p-[0-9a-f]{12}", name) is None for name, row in rows.items()):
+        raise Invalid("the programs cannot be taken over: one has another id than it can have", hint=hint)
+    if len(msgspec.msgpack.encode(rows)) > MAX_PROGRAM_BYTES:
+        raise Invalid(f"the programs cannot be taken over: they are more than {MAX_PROGRAM_BYTES} bytes", hint=hint)
+    return rows
 
 
 class Template(Settings, kw_only=True):

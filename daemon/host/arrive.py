@@ -26,10 +26,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from daemon import states
-from daemon.catalogue import CheckpointRow, ProgramRow, SandboxRow, drop_sandbox, put_sandbox, put_turn
+from daemon.catalogue import CheckpointRow, SandboxRow, drop_sandbox, programs_from, put_sandbox, put_turn
 from daemon.host.attachments import attach_all
 from daemon.host.host import Host
 from daemon.host.leave import mark
@@ -37,7 +35,7 @@ from daemon.turns.turns import LiveSandbox
 from sandbox.content import dumpfile
 from sandbox.content.renewed import Former
 from sandbox.criu.carried import frozen
-from sandbox.errors import Conflict, Invalid
+from sandbox.errors import Conflict
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest
 
@@ -103,7 +101,7 @@ class Arrivals:
         prepared = await self._fitting(origin)
         try:
             row = self._row(origin, request) if prepared is None else prepared.live.row
-            row.programs = origin.programs = _programs(request)
+            row.programs = origin.programs = programs_from(request.programs)
             row.turn = origin.turn
             if host.gateway is not None:
                 await host.gateway.arriving(row, request.conversation)
@@ -266,13 +264,3 @@ class Arrivals:
 async def _undo(prepared: PreparedSandbox) -> None:
     prepared.end.close()
     await prepared.undo.aclose()
-
-
-def _programs(request: ArriveRequest) -> dict[str, ProgramRow]:
-    try:
-        return msgspec.convert(request.programs, dict[str, ProgramRow])
-    except msgspec.ValidationError as error:
-        raise Invalid(
-            f"the programs of {request.id} cannot be taken: {error}",
-            hint="install the same version of Pagurus on both hosts",
-        ) from None

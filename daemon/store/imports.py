@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from blake3 import blake3
 
-from daemon.catalogue import CheckpointRow, Template
+from daemon.catalogue import CheckpointRow, ProgramRow, Template
 from daemon.checkpoints.capture import Places
 from daemon.store import numbered
 from daemon.store.local import Sources
@@ -95,6 +95,7 @@ class Importer:
         self._inodes: dict[int, int] = {}  # of files with content, by the number of the entry
         self.head: TransferHeader | None = None
         self.template: Template | None = None  # the head's, admitted by the caller of `feed` when it has come
+        self.programs: dict[str, ProgramRow] = {}  # likewise
         self.new_pages = 0
 
     # ----------------------------------------------------------------- reading
@@ -284,6 +285,7 @@ class Importer:
             dump_bytes=head.raw_bytes,
             template=self.template,
             composition=self.template.composition if self.template.docker else msgspec.UNSET,
+            programs=self.programs if head.processes else {},
         )
 
     def _make_files(self, row: CheckpointRow) -> None:

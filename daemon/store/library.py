@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from daemon.catalogue import CheckpointRow, Template, put_checkpoint
+from daemon.catalogue import CheckpointRow, Template, programs_from, put_checkpoint
 from daemon.checkpoints.capture import failure
 from daemon.checkpoints.persist import store_alone
 from daemon.store import exports
@@ -215,6 +215,7 @@ class CheckpointLibrary:
             processes=row.dump is not None,
             raw_bytes=row.dump_bytes,
             full_bytes=row.full_bytes,
+            programs=msgspec.to_builtins(row.programs),
         )
 
     def _ancestors(self, row: CheckpointRow) -> list[str]:
@@ -263,6 +264,7 @@ class CheckpointLibrary:
                     if head is not None:
                         self.coming.append(image := head.image_digest)
                         importer.template = await self._admitted(head, host_mounts)
+                        importer.programs = programs_from(head.programs)
                         importer.poll_first(self._of(head.sandbox))
                         mine = await self._welcome(head)
                         if mine is None:

@@ -92,6 +92,7 @@ class TransferHeader(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     raw_bytes: int = 0
     full_bytes: int = 0
     format: int = FORMAT
+    programs: dict[str, Any] = {}  # its services, processes, terminals and sessions, by which a host knows them again
 
 
 class Entry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

@@ -1,12 +1,16 @@
-"""A composition moves to another host and back in the middle of its traffic."""
+"""Compositions, and containers that a sandbox has made, go on on another host: moved to it and back, or imported."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import docker
 import pytest
 
+from daemon.docker.service import PORT
+from sandbox import Client, Sandbox
 from sandbox.messages.cluster import HostInfo, MoveRequest, MoveResult
 from tests.conformance.compose.test_compositions import FILES, about, begin, composed, more
 from tests.support.cluster import Cluster, apart
@@ -41,10 +45,53 @@ async def test_a_composition_moves_to_another_host(pair: Cluster, name: str) -> 
     async with pair.client() as client, composed(client, file) as sb:
         traffic = await begin(sb, check)
         await more(sb, check["service"], traffic.id)
-        names = [info.name for info in await client.call("GET", "/v1/cluster/hosts", list[HostInfo])]
-        paused = []
-        for target in (*names, names[0]):
-            request = MoveRequest(sandbox=sb.id, host=target)
-            paused.append((await client.call("POST", "/v1/cluster/moves", MoveResult, request)).pause_ms)
+        for _ in range(2):
+            await move(client, sb)
             await more(sb, check["service"], traffic.id)
-        assert sum(pause > 0 for pause in paused) >= 2  # it was at one of them already
+
+
+async def move(client: Client, sb: Sandbox) -> None:
+    """To the host where it is not."""
+    names = [info.name for info in await client.call("GET", "/v1/cluster/hosts", list[HostInfo])]
+    paused = []
+    for name in names:
+        request = MoveRequest(sandbox=sb.id, host=name)
+        paused.append((await client.call("POST", "/v1/cluster/moves", MoveResult, request)).pause_ms)
+        if paused[-1] > 0:
+            break
+    assert paused[-1] > 0
+
+
+async def test_containers_of_a_sandbox_move_with_it(pair: Cluster) -> None:
+    async with pair.client() as client, client.create("debian", docker=True) as sb:
+        for turn in range(3):
+            async with sb.ports.forward(PORT) as address:
+                await asyncio.to_thread(use_containers, f"tcp://{address}", turn)
+            if turn < 2:
+                await move(client, sb)
+
+
+def use_containers(address: str, turn: int) -> None:
+    """Those of the turns before run, and can be used; one more is made."""
+    engine = docker.DockerClient(base_url=address, version="auto", timeout=100)
+    assert {web.name: web.status for web in engine.containers.list()} == {f"web{n}": "running" for n in range(turn)}
+    for web in engine.containers.list():
+        assert web.exec_run(["sh", "-c", "echo once more >> /turns; cat /turns"]).exit_code == 0
+    engine.containers.run("debian", "sleep 100000", name=f"web{turn}", detach=True)
+
+
+async def test_services_go_on_where_their_checkpoint_is_imported(pair: Cluster) -> None:
+    one, two = pair.daemons.values()
+    file: Path = next(path for path in FILES if path.stem == "03-web-database-cache")
+    check = about(file)["x-check"]
+    async with one.client() as here, two.client() as there, composed(here, file) as sb:
+        traffic = await begin(sb, check)
+        await more(sb, check["service"], traffic.id)
+        before = {item.name: (item.program, item.state, item.health) for item in await sb.services.list()}
+        point = await sb.checkpoint()
+        await here.store.verify(point)  # it is durable by then
+        await there.store.receive(here.store.stream(point))
+        async with (await there.fork(point.id, verify=True))[0].sandbox as taken:
+            after = {item.name: (item.program, item.state, item.health) for item in await taken.services.list()}
+            assert after == before and all(program for program, _, _ in after.values())
+            await more(taken, check["service"], traffic.id)

@@ -396,6 +396,8 @@ async def test_another_host_takes_them(host: Client, own: Daemon) -> None:
                 moved.ports.forward(PORT) as place,
             ):
                 client = await client_of(place)
-                assert (await asyncio.to_thread(client.containers.get, "web")).name == "web"
+                web = await asyncio.to_thread(client.containers.get, "web")
+                assert (web.name, web.status) == ("web", "running")
+                assert (await asyncio.to_thread(web.exec_run, "echo in it")).output == b"in it\n"
                 assert "sleep 1000" in (await moved.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).text
                 assert await asyncio.to_thread(client.containers.run, "debian", "echo new", remove=True) == b"new\n"
