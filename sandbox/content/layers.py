@@ -13,11 +13,13 @@ written to. Next to BELOW it is a directory of images in which the processes hav
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import functools
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,13 +135,17 @@ def mapped(path: Path) -> memoryview:
 
 def copy_pages(sources: Sequence[memoryview], runs: np.ndarray, into: Path) -> None:
     """Write a file of pages from the runs of several. Blocks."""
+    total = int(runs[:, 1].sum()) * PAGE
+    write_parts([sources[layer][at * PAGE : (at + count) * PAGE] for _, count, layer, at in runs.tolist()], total, into)
+
+
+def write_parts(parts: Sequence[memoryview], total: int, into: Path) -> None:
+    """Write a file of `total` bytes. Raises CheckpointFailed when the parts have fewer. Blocks."""
     descriptor = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        total = int(runs[:, 1].sum()) * PAGE
         os.truncate(descriptor, total)  # a tmpfs gives large pages within a size that it knows
-        parts = [sources[layer][place * PAGE : (place + count) * PAGE] for _, count, layer, place in runs.tolist()]
         for first in range(0, len(parts), VECTORS):
-            _write_all(descriptor, parts[first : first + VECTORS])
+            _write_all(descriptor, list(parts[first : first + VECTORS]))
         if os.lseek(descriptor, 0, os.SEEK_CUR) != total:
             raise CheckpointFailed(f"{into.name} lacks pages", hint="the checkpoint is damaged")
     finally:
@@ -155,13 +161,75 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
             parts[0] = parts[0][written:]
 
 
-def complete(source: Path, into: Path) -> None:
-    """Give `into`, a private copy of the images of `source` without BELOW, all their pages. Blocks."""
+class SpreadPages:
+    """A file of pages whose content lies in several: `runs` as of :meth:`Layers.runs`, in the order of the file."""
+
+    def __init__(self, sources: Sequence[memoryview], runs: np.ndarray) -> None:
+        self.sources = sources
+        self._runs: list[list[int]] = runs.tolist()
+        self._ends: list[int] = (np.cumsum(runs[:, 1]) * PAGE).tolist()
+
+    @classmethod
+    def of_file(cls, path: Path) -> SpreadPages:
+        """One that is whole."""
+        view = mapped(path)
+        return cls([view], np.array([[0, len(view) // PAGE, 0, 0]], np.int64))
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self._ends[-1] if self._ends else 0
+
+    def pieces(self, offset: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Where `size` bytes from `offset` lie: index of the source, offset in it, size. Pages are never cut up."""
+        at, end = offset, offset + size
+        number = bisect.bisect_right(self._ends, at)
+        while at < end:
+            last = self._ends[number]
+            _, count, layer, place = self._runs[number]
+            length = min(last, end) - at
+            yield layer, place * PAGE + at - (last - count * PAGE), length
+            at += length
+            number += 1
+
+    def parts(self, offset: int, size: int) -> Iterator[memoryview]:
+        """The bytes themselves."""
+        for layer, at, length in self.pieces(offset, size):
+            yield self.sources[layer][at : at + length]
+
+    def write(self, into: Path) -> None:
+        """Write the file. Blocks."""
+        write_parts(list(self.parts(0, self.size)), self.size, into)
+
+    def close(self) -> None:
+        """Let go of the sources, of which no part may be in use. Idempotent."""
+        sources, self.sources = self.sources, ()
+        for view in sources:
+            content = view.obj
+            view.release()
+            if isinstance(content, mmap.mmap):
+                with contextlib.suppress(BufferError):  # an error's frames still hold a part
+                    content.close()
+
+
+def complete(source: Path, into: Path, *, later: bool) -> dict[str, SpreadPages]:
+    """Give `into`, a private copy of the images of `source` without BELOW, all their pages. Blocks.
+
+    `later`: the files of pages have their sizes only, and are returned, by name: the caller writes what is needed.
+    """
+    result = {}
     for name, layers in read(source).items():
         if len(layers.names) == 1 or not (into / layers.pagemap).exists():
             continue  # nothing of earlier captures; or the process was taken out of the images
         sources = [mapped(file_of(source, name, layers, index)) for index in range(len(layers.names))]
         for old in (name, layers.pagemap):
             (into / old).unlink(missing_ok=True)
-        copy_pages(sources, layers.runs(), into / name)
+        pages = SpreadPages(sources, layers.runs())
+        if later:
+            with open(into / name, "xb") as file:
+                file.truncate(pages.size)
+            result[name] = pages
+        else:
+            pages.write(into / name)
         shutil.copyfile(source / BELOW / layers.pagemap, into / layers.pagemap)
+    return result

@@ -415,9 +415,9 @@ class Checkpointer:
 
     @going_first()
     def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.AdaptedImages:
-        spec = container.spec
+        spec, spread = container.spec, {}
         if source.is_dir():
-            rewrite.copy(source, images)
+            spread = rewrite.copy(source, images, later=not verify)  # a comparison reads all of them
         else:
             dumpfile.unpack(source, images, self.pages)
         try:
@@ -439,7 +439,7 @@ class Checkpointer:
         if verify or adapted.locks:  # it will be held
             adapted.stopped = rewrite.wake(images)
         lean = images.with_name(images.name + LEAN)
-        adapted.fill = memory.split(images, lean)
+        adapted.fill = memory.split(images, lean, spread)
         if adapted.fill is not None:
             adapted.directory = lean
         return adapted

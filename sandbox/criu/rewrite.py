@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from sandbox.container import services
 from sandbox.content import layers
+from sandbox.content.layers import SpreadPages
 from sandbox.criu import Record, image_files, tcp
 from sandbox.criu.carried import locks
 from sandbox.criu.carried.locks import Lock
@@ -44,8 +45,11 @@ class AdaptedImages:
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
 
 
-def copy(directory: Path, into: Path) -> None:
-    """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks."""
+def copy(directory: Path, into: Path, *, later: bool = False) -> dict[str, SpreadPages]:
+    """A private copy whose files are hard links; :func:`adapt` replaces the ones it changes. Blocks.
+
+    `later`: see :func:`layers.complete`.
+    """
     into.mkdir(parents=True)
     for entry in os.scandir(directory):
         if entry.name.endswith(".log") or entry.name.startswith("stats-") or entry.name == layers.BELOW:
@@ -54,7 +58,7 @@ def copy(directory: Path, into: Path) -> None:
             os.link(entry.path, into / entry.name)
         except OSError:  # another file system
             shutil.copyfile(entry.path, into / entry.name)
-    layers.complete(directory, into)
+    return layers.complete(directory, into, later=later)
 
 
 def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, address: str | None = None) -> AdaptedImages:

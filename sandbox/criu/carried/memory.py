@@ -29,7 +29,6 @@ import bisect
 import contextlib
 import ctypes
 import functools
-import mmap
 import os
 import queue
 import threading
@@ -41,8 +40,11 @@ from pathlib import Path
 import numpy as np
 
 from sandbox.container.shim import going_first
+from sandbox.content import layers
+from sandbox.content.layers import SpreadPages
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import waits
+from sandbox.criu.image_files import CriuImageFile
 from sandbox.errors import RestoreFailed
 
 PAGE = 4096
@@ -73,9 +75,8 @@ class ProcessMemory:
     """What is written into the process with number `pid` inside the sandbox."""
 
     pid: int
-    pages: Path
+    pages: SpreadPages
     runs: list[PageRun]
-    mapped: mmap.mmap | None = None
 
 
 @dataclass
@@ -86,19 +87,43 @@ class Fill:
 
     def close(self) -> None:
         for memory in self.memories:
-            if memory.mapped is not None:
-                memory.mapped.close()
-                memory.mapped = None
+            memory.pages.close()
 
 
 # ---------------------------------------------------------------------------- choosing
 
 
-def split(directory: Path, lean: Path) -> Fill | None:
-    """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks."""
+def split(directory: Path, lean: Path, spread: dict[str, SpreadPages]) -> Fill | None:
+    """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks.
+
+    `spread`: files of pages in `directory` that have only their size, and their content. Those that CRIU is to read
+    are written.
+    """
+    chosen = _chosen(directory)
+    fill = Fill()
+    with contextlib.ExitStack() as undo:
+        undo.callback(fill.close)
+        try:
+            if chosen:
+                _divide(directory, lean, chosen, spread, fill)
+            else:
+                _write_all(directory, spread)
+        finally:
+            for pages in spread.values():
+                pages.close()
+            spread.clear()
+        undo.pop_all()
+    return fill if chosen else None
+
+
+_Chosen = list[tuple[int, CriuImageFile, list[tuple[Record, tuple[int, int]]], list[PageRun]]]
+
+
+def _chosen(directory: Path) -> _Chosen:
+    """The number of each process that is written by us, its pagemap, what CRIU restores, and what we do; [] if none."""
     result = []
     if sum(path.stat().st_size for path in directory.glob("pages-*.img")) < MIN_PARALLEL_BYTES:
-        return None
+        return []
     for path in directory.glob("mm-*.img"):
         pid = int(path.stem[3:])
         pagemap = image_files.read(directory / f"pagemap-{pid}.img", *_pagemap_kinds())
@@ -107,34 +132,38 @@ def split(directory: Path, lean: Path) -> Fill | None:
             result.append((pid, pagemap, mm.entries[0].vmas))
     eligible = _unshared({pid: [(v.start, v.end) for v in vmas if _eligible(v)] for pid, _, vmas in result})
     total = 0
-    chosen = []
+    chosen: _Chosen = []
     for pid, pagemap, _ in result:
         without = _kernel_written(directory, pid) | waits.pages(directory, pid)
         retained, runs = divide(pagemap.entries[1:], eligible[pid], without)
         total += sum(run.size for run in runs)
         if runs:
             chosen.append((pid, pagemap, retained, runs))
-    if total < MIN_PARALLEL_BYTES:
-        return None
-    fill = Fill()
+    return chosen if total >= MIN_PARALLEL_BYTES else []
+
+
+def _divide(directory: Path, lean: Path, chosen: _Chosen, spread: dict[str, SpreadPages], fill: Fill) -> None:
     lean.mkdir()
     replaced = set()
-    with contextlib.ExitStack() as undo:
-        undo.callback(fill.close)
-        for pid, pagemap, retained, runs in chosen:
-            pages = f"pages-{pagemap.entries[0].pages_id}.img"
-            memory = ProcessMemory(pid, directory / pages, runs, _map(directory / pages))
-            fill.memories.append(memory)
-            assert memory.mapped is not None
-            _write_rest(lean / pages, memory.mapped, retained)
-            pagemap.entries[1:] = [entry for entry, _ in retained]
-            pagemap.write(lean / f"pagemap-{pid}.img")
-            replaced |= {pages, f"pagemap-{pid}.img"}
-        undo.pop_all()
+    for pid, pagemap, retained, runs in chosen:
+        name = f"pages-{pagemap.entries[0].pages_id}.img"
+        pages = spread.pop(name, None) or SpreadPages.of_file(directory / name)
+        fill.memories.append(ProcessMemory(pid, pages, runs))
+        rest = [part for _, (offset, size) in retained for part in pages.parts(offset, size)]
+        layers.write_parts(rest, sum(map(len, rest)), lean / name)
+        pagemap.entries[1:] = [entry for entry, _ in retained]
+        pagemap.write(lean / f"pagemap-{pid}.img")
+        replaced |= {name, f"pagemap-{pid}.img"}
+    _write_all(directory, spread)
     for entry in os.scandir(directory):
         if entry.name not in replaced:
             os.link(entry.path, lean / entry.name)
-    return fill
+
+
+def _write_all(directory: Path, spread: dict[str, SpreadPages]) -> None:
+    for name, pages in spread.items():
+        (directory / name).unlink()
+        pages.write(directory / name)
 
 
 def _pagemap_kinds() -> tuple[type[Record], type[Record]]:
@@ -279,21 +308,6 @@ def _part(entry: Record, start: int, end: int) -> Record:
     return part
 
 
-def _map(path: Path) -> mmap.mmap:
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-
-
-def _write_rest(path: Path, pages: mmap.mmap, retained: Sequence[tuple[Record, tuple[int, int]]]) -> None:
-    with memoryview(pages) as view, open(path, "wb", buffering=0) as file:
-        for _, (offset, size) in retained:
-            with view[offset : offset + size] as part:
-                written = 0
-                while written < size:
-                    with part[written:] as rest:
-                        written += file.write(rest)
-
-
 # ---------------------------------------------------------------------------- writing
 
 
@@ -303,12 +317,12 @@ class _Vector(ctypes.Structure):
 
 @dataclass(frozen=True)
 class WriteTask:
-    """What one thread writes at a time: from `source` in our memory to `address` in the process."""
+    """What one thread writes at a time: `size` bytes at `address` in the process."""
 
     process: StoppedProcess
-    source: int
     address: int
     size: int
+    pieces: list[tuple[int, int, int]]  # address in our memory, address in the process, size; in order
 
 
 def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
@@ -316,14 +330,15 @@ def write(fill: Fill, processes: dict[int, int], sandbox: str) -> None:
     with contextlib.ExitStack() as opened:
         work = []
         for memory in fill.memories:
-            assert memory.mapped is not None
             process = opened.enter_context(StoppedProcess(processes[memory.pid]))
-            base = _address(memory.mapped)
+            bases = [_address(source) for source in memory.pages.sources]
             for run in memory.runs:
-                work += [
-                    WriteTask(process, base + run.offset + start - run.address, start, end - start)
-                    for start, end in steps(run.address, run.address + run.size)
-                ]
+                for start, end in steps(run.address, run.address + run.size):
+                    at, pieces = start, []
+                    for index, offset, size in memory.pages.pieces(run.offset + start - run.address, end - start):
+                        pieces.append((bases[index] + offset, at, size))
+                        at += size
+                    work.append(WriteTask(process, start, end - start, pieces))
         try:
             failed = _Pipeline(work, huge=_huge_pages() and _quick(work)).run(min(THREADS, os.cpu_count() or 1))
         except OSError as error:
@@ -401,9 +416,9 @@ class _Pipeline:
                 self._failed.append(error)
 
 
-def _address(mapped: mmap.mmap) -> int:
+def _address(mapped: memoryview) -> int:
     """Where a mapping lies in our memory."""
-    return int(np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
+    return int(np.frombuffer(mapped, dtype=np.uint8).ctypes.data) if mapped else 0
 
 
 @functools.cache
@@ -431,7 +446,7 @@ class StoppedProcess:
         os.close(self._pidfd)
 
     def write(self, part: WriteTask) -> None:
-        self._copy([(part.source, part.address, part.size)])
+        self._copy(part.pieces)
 
     def enlarge(self, part: WriteTask) -> None:
         """Ask for huge pages wherever the part spans whole ones."""
@@ -441,8 +456,12 @@ class StoppedProcess:
 
     def enlarge_at(self, part: WriteTask, first: int, last: int) -> None:
         """Ask for huge pages at [first, last). The kernel wants one page of each to be there. May do nothing."""
-        move = part.source - part.address
-        self._copy([(address + move, address, PAGE) for address in range(first, last, HUGE)])
+        starts = [at for _, at, _ in part.pieces]
+        pages = []
+        for address in range(first, last, HUGE):
+            source, at, _ = part.pieces[bisect.bisect_right(starts, address) - 1]
+            pages.append((source + address - at, address, PAGE))
+        self._copy(pages)
         vector = (_Vector * 1)(_Vector(first, last - first))
         self._libc.syscall(
             SYS_PROCESS_MADVISE, self._pidfd, vector, ctypes.c_ulong(1), MADV_COLLAPSE, ctypes.c_ulong(0)

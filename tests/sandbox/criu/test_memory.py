@@ -79,7 +79,7 @@ async def test_memory_that_cannot_be_written_fails_the_restore(bench: Bench, mon
     sb = await bench.maker.create()
     await shell(sb, LAYOUT[0])
     saved = await bench.save(sb)
-    monkeypatch.setattr(memory, "_address", lambda _mapped: 4096)  # nothing of ours lies there
+    monkeypatch.setattr(memory, "_address", lambda _source: 4096)  # nothing of ours lies there
     with pytest.raises(RestoreFailed, match="could not be written"):
         await bench.kill_and_restore(sb, saved, saved.capture.dir)
     assert sb.tasks() == []

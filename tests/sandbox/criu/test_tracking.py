@@ -99,6 +99,43 @@ async def test_a_chain_is_restored_and_stored_as_a_whole(bench: Bench, size: int
     assert own_bytes(after) > size << 20
 
 
+FAMILY = python_program("""
+import hashlib
+class Kept:
+    def __init__(self, size): self.held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); \\
+        self.held.write(os.urandom(size)); self.now = hashlib.sha1(self.held).digest()
+    def check(self):
+        good = hashlib.sha1(self.held).digest() == self.now
+        for at in range(0, len(self.held), 1 << 18): self.held[at] = (self.held[at] + 1) % 256
+        self.now = hashlib.sha1(self.held).digest()
+        return good
+common = Kept(8 << 20)
+(ask, asked), (answer, answered) = os.pipe(), os.pipe()
+if os.fork() == 0:
+    while os.read(ask, 1): os.write(answered, b"%d" % common.check())
+own = Kept(SIZE << 20)
+def check():
+    os.write(asked, b"1")
+    return own.check() & common.check() & (os.read(answer, 1) == b"1")
+serve(check)
+""")
+
+
+@pytest.mark.parametrize("size", [4, 24])  # in MiB: what CRIU reads, and what is written after it
+async def test_memory_in_several_files_comes_back_whoever_writes_it(bench: Bench, size: int) -> None:
+    """CRIU writes what parent and child have in common, and so all of the child's; we write what only one has."""
+    sandbox = await bench.maker.create()
+    await shell(sandbox, FAMILY.replace("SIZE", str(size)))
+    for _ in range(3):
+        assert await shell(sandbox, CHECK) == "good\n"
+        saved = await bench.save(sandbox)
+    spread = layers.read(saved.capture.dir)
+    assert sum(len(item.names) > 1 for item in spread.values()) >= 2
+    for verify in (False, True):
+        await bench.kill_and_restore(sandbox, saved, saved.capture.dir, verify=verify)
+        assert await shell(sandbox, CHECK) == "good\n"
+
+
 async def test_pages_of_several_files_are_found_by_their_hashes(bench: Bench) -> None:
     sandbox = await bench.maker.create()
     await shell(sandbox, HOLDER)
