@@ -10,6 +10,7 @@ import msgspec
 from rollout.config import RolloutConfig
 from rollout.decide.engines.devices import DevicePlacement
 from rollout.decide.engines.options import check_options
+from rollout.decide.engines.routing import RoutingRules
 from rollout.environments import splits
 from rollout.environments.mixture import Mixture, MixturePart
 from rollout.rewards.messages import Scoring
@@ -36,6 +37,14 @@ class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     parallel: Annotated[int, msgspec.Meta(ge=1)] = 1  # GPUs of each vLLM server
     gpus: list[list[int]] = []  # of each server, as nvidia-smi counts; else free ones
     options: dict[str, Any] = {}  # of vLLM's command line: {gpu_memory_utilization = 0.8}
+    overload: Annotated[float, msgspec.Meta(ge=1)] = (
+        RoutingRules().overload
+    )  # times the least load, at which a server loses trajectories
+    headroom: Annotated[int, msgspec.Meta(ge=0)] = RoutingRules().headroom  # and this many requests more
+
+    @property
+    def rules(self) -> RoutingRules:
+        return RoutingRules(overload=self.overload, headroom=self.headroom)
 
     def __post_init__(self) -> None:
         check_options(self.options)

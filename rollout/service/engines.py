@@ -63,7 +63,7 @@ def _engines(
     if plan.pool.urls:
         return _remote(plan, ref, run, note)
     if plan.pool.engines > 1:
-        return started(chosen, ref.directory, ref.version, run=run, note=note)
+        return started(chosen, ref.directory, ref.version, run=run, rules=plan.pool.rules, note=note)
     return _one(chosen[0], ref, run, note)
 
 
@@ -110,7 +110,7 @@ def launch(plan: RolloutPlan, *, gpu: bool = False) -> Launch:
 async def _placed(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[EnginePool]:
     """As soon as one of them serves: the others may wait for a machine."""
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(EnginePool(note=note))
+        pool = await stack.enter_async_context(EnginePool(rules=plan.pool.rules, note=note))
         joining = []
         for number in range(plan.pool.engines):
             server = PlacedServer(run, number, slots=plan.pool.slots)
@@ -137,7 +137,7 @@ async def _join(pool: EnginePool, name: str, server: PlacedServer) -> None:
 async def _remote(plan: RolloutPlan, ref: PublishedVersion, run: Path, note: Note) -> AsyncIterator[EnginePool]:
     pulls = launch(plan).pulls
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(EnginePool(note=note))
+        pool = await stack.enter_async_context(EnginePool(rules=plan.pool.rules, note=note))
         hardware = plan.pool.hardware or [""] * len(plan.pool.urls)
         for number, (url, of) in enumerate(zip(plan.pool.urls, hardware, strict=True)):
             mirror = None if pulls else AdapterWeights(ref.directory, run / f"remote-{number}.weights")

@@ -16,6 +16,7 @@ import pytest
 
 from coordinator.jobs.parts import make_key
 from rollout.config import RolloutConfig
+from rollout.decide.engines.routing import RoutingRules
 from rollout.engine import tls
 from rollout.engine.client import Sampling
 from rollout.engine.launch import reachable, vllm
@@ -154,3 +155,8 @@ def test_vllm_is_told_to_ask_for_the_key(tmp_path: Path) -> None:
     argv = launch.command(tmp_path, 8000).argv
     assert argv[argv.index("--ssl-cert-reqs") + 1] == str(int(ssl.CERT_REQUIRED))
     assert argv[-argv[::-1].index("--host")] == "10.0.0.1" and launch.url(8000) == "https://10.0.0.1:8000"
+
+
+def test_a_run_says_when_a_trajectory_leaves_its_server() -> None:
+    assert PoolPlan(headroom=16).rules == RoutingRules(headroom=16)
+    assert PoolPlan().rules == RoutingRules()

@@ -15,7 +15,6 @@ from coordinator.simulate.scale.plan import ScalePlan, ScaleTable
 from coordinator.simulate.scale.shapes import FP32
 from coordinator.simulate.scale.timing import PassTime
 from coordinator.simulate.scale.trajectories import TrajectoryMeans
-from rollout.decide.engines.routing import RoutingRules
 
 Figure: TypeAlias = "float | int | str | list[str] | dict[str, Figure]"
 FULL = 0.92  # of a GPU's memory; what is above may not fit
@@ -149,7 +148,7 @@ def binds(run: PlannedRun) -> list[str]:
     if run.steps.read > SHORT * once:
         result.append(
             f"moves between engines: {run.steps.read:.0f} tokens read for a trajectory, {once:.0f} where none moves: "
-            "routing.headroom"
+            "routing.headroom, of a run: pool.headroom"
         )
     for number, item in enumerate(run.engines):
         result.append(f"{_pool(plan, number)}: {_of_engine(run, number, item)}")
@@ -189,8 +188,6 @@ def not_today(run: PlannedRun) -> list[str]:
         result.append("tensor and expert parallelism of the trainer: it has FSDP2 alone (trainer.tensor, expert = 1)")
     if layout.gathered_bytes != FP32 or layout.gradient_bytes != FP32:
         result.append("weights or gradients of other ranks in half precision: the trainer gathers fp32")
-    if plan.routing.rules != RoutingRules():
-        result.append("rules of routing that a run sets: its pool has overload 1.5, headroom 4")
     if plan.publication.ranks:
         seconds = FP32 * plan.shape.parameters / plan.network.disk
         encode = 2 * plan.shape.parameters / plan.publication.encoded
