@@ -20,11 +20,11 @@ from sandbox.messages.services import MAX_SERVICES, Condition, Probe
 
 
 def mounts(composition: Composition) -> list[Mount]:
-    """What its services have of the host."""
+    """What its services have of the host, outer directories first."""
     return [
         Mount.read_only(mount.source, services.below(name, mount.target))
         for name, service in composition.services.items()
-        for mount in service.mounts
+        for mount in sorted(service.mounts, key=lambda mount: mount.target.count("/"))
     ]
 
 

@@ -172,7 +172,7 @@ class AddedServices:
 
     async def make_volume(self, name: str, labels: dict[str, str]) -> None:
         """An empty one, unless it is there."""
-        place = f"{services.VOLUMES}/{name}"
+        place = services.volume(name)
         async with self._changing, self._live.using():
             composition = self._live.row.composition or NONE
             made = {**composition.volume_labels, name: labels}
@@ -182,7 +182,7 @@ class AddedServices:
 
     async def remove_volume(self, name: str) -> None:
         """One that no service has."""
-        place = f"{services.VOLUMES}/{name}"
+        place = services.volume(name)
         async with self._live.altering("services", place):
             inside, base = self._live.container.inside, self._live.row.uid_base
             await in_thread(files.remove, inside, base, place, recursive=True)
@@ -237,18 +237,23 @@ class AddedServices:
             copy_into(source, TargetTree(root, base), request, limit=limit)
             _like(source, "/", root, services.root(name), base)
             service = _resolved(root, service, services.root(name))
+            if (pair := services.overlap(service)) is not None:
+                raise Invalid(f"what is mounted at {pair[0]} and {pair[1]} overlaps", hint="use other directories")
             for volume in service.volumes:
                 self._make_volume(root, source, volume, limit)
         own = inside.below(services.root(name))
-        for place in (*services.SHARED, *(one.target for one in service.volumes), *service.tmpfs):
+        for place in (*services.SHARED, *service.tmpfs):
             _need_directory(own, base, place)
-        for tree in service.trees:
-            self._make_place(own, tree.source, tree.target)
+        sources = {one.target: services.volume(one.name) for one in service.volumes}
+        sources |= {one.target: one.source for one in service.trees}
+        for target in sorted(sources, key=lambda target: target.count("/")):
+            outer, place = services.mount_point(service, target)
+            self._make_place(inside.below(outer) if outer else own, sources[target], place)
         return service
 
     def _make_volume(self, root: int, source: int, volume: Volume, limit: int) -> None:
         """A new volume has what the image has where it is mounted, as in Docker."""
-        place, base = f"{services.VOLUMES}/{volume.name}", self._live.row.uid_base
+        place, base = services.volume(volume.name), self._live.row.uid_base
         with contextlib.suppress(NotFound), opened(root, place, _DIRECTORY):
             return
         target = TargetTree(root, base)

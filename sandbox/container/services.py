@@ -11,11 +11,13 @@ loopback network, so that two may listen on the same port (`ebpf/addresses.bpf.c
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Collection
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import PurePosixPath
 
-from sandbox.messages.services import Composition
+from sandbox.messages.services import Composition, Service
 
 SERVICES, VOLUMES = "/services", "/volumes"
 #: What of the sandbox each service has, with all that is mounted there: masks over proc, control groups, terminals.
@@ -100,12 +102,52 @@ def joins(composition: Composition | None) -> tuple[Join, ...]:
 def joins_of(composition: Composition, name: str) -> list[Join]:
     """Likewise of one."""
     service = composition.services[name]
+    own = [
+        *(Join(volume(one.name), below(name, one.target), one.read_only) for one in service.volumes),
+        *(Join(one.source, below(name, one.target), one.read_only) for one in service.trees),
+    ]
     return [
         Join(root(name), root(name)),  # a mount of its own: what `df` and `findmnt` look for
         *(Join(shared, below(name, shared), recursive=True) for shared in SHARED),
-        *(Join(f"{VOLUMES}/{one.name}", below(name, one.target), one.read_only) for one in service.volumes),
-        *(Join(one.source, below(name, one.target), one.read_only) for one in service.trees),
+        *sorted(own, key=lambda join: join.target.count("/")),
     ]
+
+
+def volume(name: str) -> str:
+    """Where a volume lies."""
+    return f"{VOLUMES}/{name}"
+
+
+def mount_point(service: Service, target: str) -> tuple[str, str]:
+    """What of the sandbox is to have a place for what a service has at `target`: the volume, directory of the sandbox
+    or directory of the host in which that lies, or "", its own root; and the path in there.
+
+    >>> from sandbox.messages.services import Volume
+    >>> mount_point(Service(image="a", volumes=[Volume(name="v", target="/data")]), "/data/sub")
+    ('/volumes/v', '/sub')
+    """
+    places = {one.target: volume(one.name) for one in service.volumes}
+    places |= {one.target: one.source for one in service.trees}
+    places |= {one.target: one.source for one in service.mounts}
+    for outer in map(str, PurePosixPath(target).parents):
+        if outer in places:
+            return places[outer], target.removeprefix(outer)
+    return "", target
+
+
+def overlap(service: Service, *, reserved: Collection[str] = ()) -> tuple[str, str] | None:
+    """Two places of a service of which one lies in the other and cannot: volumes and mounts may, as they are mounted.
+
+    `reserved`: more places with nothing in them.
+    """
+    mounted = [one.target for one in service.volumes]
+    mounted += [*(one.target for one in service.trees), *(one.target for one in service.mounts)]
+    other = [*service.tmpfs, *reserved]
+    for outer, inner in itertools.permutations([*mounted, *other], 2):
+        apart = outer in other or inner in other or outer == inner
+        if apart and PurePosixPath(inner).is_relative_to(outer):
+            return outer, inner
+    return None
 
 
 def hosts(composition: Composition, service: str) -> bytes:

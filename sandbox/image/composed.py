@@ -7,9 +7,7 @@ images lie on the same disk).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -57,17 +55,23 @@ def resolved(composition: Composition, bases: dict[str, StoredImage]) -> Composi
                 mounts=[msgspec.structs.replace(mount, target=real(mount.target)) for mount in service.mounts],
                 tmpfs=[real(target) for target in service.tmpfs],
             )
-            _need_apart(name, _places(made[name]))
+            _need_apart(name, made[name])
     return msgspec.structs.replace(composition, services=made)
 
 
-def _need_apart(name: str, places: Sequence[str]) -> None:
-    """Raise Invalid where something would be mounted inside of something else: it would be hidden, or have no place."""
-    for outer, inner in itertools.permutations(places, 2):
-        if PurePosixPath(inner).is_relative_to(outer):
+def _need_apart(name: str, service: Service) -> None:
+    """Raise Invalid where something has no place in what it lies in, or would be emptied with it."""
+    if (pair := services.overlap(service, reserved=services.SHARED)) is not None:
+        raise Invalid(
+            f"service {name}: what is mounted at {pair[0]} and {pair[1]} overlaps",
+            hint="use directories next to each other",
+        )
+    for target in _places(service):
+        source, inner = services.mount_point(service, target)
+        if any(mount.source == source for mount in service.mounts) and not os.path.isdir(source + inner):
             raise Invalid(
-                f"service {name}: what is mounted at {outer} and {inner} overlaps",
-                hint="use directories next to each other, or copy the host's directory into the service (--copy-binds)",
+                f"service {name}: nothing can be mounted at {target}: the host has no directory {source}{inner}",
+                hint="make it, or copy the host's directory into the service (--copy-binds)",
             )
 
 
@@ -153,13 +157,19 @@ def _add_volumes(tree: Path, composition: Composition, bases: dict[str, StoredIm
     """A new volume has what the image of the first service that names it has there."""
     for name, service in composition.services.items():
         for volume in service.volumes:
-            place = tree / services.VOLUMES.lstrip("/") / volume.name
+            place = tree / services.volume(volume.name).lstrip("/")
             if place.exists():
                 continue
             place.mkdir(parents=True)
             source = bases[name].tree / volume.target.lstrip("/")
             if source.is_dir() and not source.is_symlink():
                 _bring(source, place)
+    with directory(tree) as root:
+        for service in composition.services.values():
+            for target in _places(service):
+                outer, inner = services.mount_point(service, target)
+                if outer.startswith(services.VOLUMES):
+                    make_parents(root, PurePosixPath(outer + inner))
 
 
 def _bring(source: Path, target: Path) -> None:

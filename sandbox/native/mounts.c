@@ -313,22 +313,57 @@ const char *part_here(const char *path) {
     return failed ? "part" : NULL;
 }
 
-/* Puts the binds below the root, which is the working directory. */
-static const char *place_binds(const struct shim *s, const int sources[BINDS_MAX]) {
+static bool lies_in(const char *path, const char *directory) {
+    size_t size = strlen(directory);
+    return strncmp(path, directory, size) == 0 && path[size] == '/';
+}
+
+/* Puts one bind, of which SOURCES has a detached mount by now, below the root, which is the working directory. */
+static const char *place_bind(const struct shim *s, int sources[BINDS_MAX], int i) {
+    int target = open_below(AT_FDCWD, s->bind[i].target);
+    int failed = target < 0 || syscall(SYS_move_mount, sources[i], "", target, "",
+                                       MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
+    int saved = errno;
+    if (target >= 0) close(target);
+    close(sources[i]);
+    sources[i] = -1;
+    errno = saved;
+    return failed ? "mount target" : NULL;
+}
+
+/* All but those that lie in a join, which is placed later and would hide them. */
+static const char *place_binds(const struct shim *s, int sources[BINDS_MAX]) {
     for (int i = 0; i < s->bind_count; i++) {
         int tree = (int)syscall(SYS_open_tree, sources[i], "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
         if (tree < 0) return "mount source";
-        int target = open_below(AT_FDCWD, s->bind[i].target);
-        int failed = target < 0 || syscall(SYS_move_mount, tree, "", target, "",
-                                           MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH) < 0;
-        int saved = errno;
-        if (target >= 0) close(target);
-        close(tree);
         close(sources[i]);
-        errno = saved;
-        if (failed) return "mount target";
+        sources[i] = tree;
+        bool later = false;
+        for (int j = 0; j < s->join_count && !later; j++)
+            later = !is_own_place(&s->join[j]) && s->join[j].to && lies_in(s->bind[i].target, s->join[j].to);
+        const char *stage = later ? NULL : place_bind(s, sources, i);
+        if (stage) return stage;
     }
     return NULL;
+}
+
+/* The binds that wait: all, or those in which PATH lies. What they lie in themselves is there. */
+static const char *place_waiting(const struct shim *s, int sources[BINDS_MAX], const char *path) {
+    const char *stage = NULL;
+    for (int i = 0; i < s->bind_count && !stage; i++)
+        if (sources[i] >= 0 && (!path || lies_in(path, s->bind[i].target))) stage = place_bind(s, sources, i);
+    return stage;
+}
+
+/* The joins, which come outer ones first, and the binds in them. */
+static const char *place_rest(const struct shim *s, int sources[BINDS_MAX]) {
+    const char *stage = NULL;
+    for (int i = 0; i < s->join_count && !stage; i++) {
+        if (is_own_place(&s->join[i])) continue;
+        if (s->join[i].to) stage = place_waiting(s, sources, s->join[i].to);
+        if (!stage) stage = place_join(&s->join[i]);
+    }
+    return stage ? stage : place_waiting(s, sources, NULL);
 }
 
 /* The paths that Docker masks and makes read-only by default; and what tells of other sandboxes: the sizes of all in
@@ -373,7 +408,7 @@ static const char *mask_proc(void) {
  * The mounts that a less privileged mount namespace inherits are locked; pivot_root wants one that
  * is not, hence the clone of the overlay's mount on top of itself. proc is mounted while the host's
  * is still there: the kernel grants a user namespace a proc mount only where one is already visible. */
-const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
+const char *enter_root(const struct shim *s, int sources[BINDS_MAX]) {
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0) return "private mounts";
     int root = tree_clone(".");
     if (root < 0) return "root clone";
@@ -397,5 +432,5 @@ const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]) {
     if (mount("devpts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=256") < 0)
         return "mount devpts";
     stage = mask_proc();
-    return stage ? stage : place_all(s->join, s->join_count, false);
+    return stage ? stage : place_rest(s, sources);
 }

@@ -115,7 +115,7 @@ const char *make_targets(const struct shim *s);
 const char *open_binds(const struct shim *s, int sources[BINDS_MAX]);
 const char *join_here(const struct join *joins, int count);
 const char *part_here(const char *path);
-const char *enter_root(const struct shim *s, const int sources[BINDS_MAX]);
+const char *enter_root(const struct shim *s, int sources[BINDS_MAX]);
 
 /* unneeded.c */
 void leave_unneeded(const struct shim *s);

@@ -165,6 +165,30 @@ async def test_networks_volumes_and_mounts(sb: Sandbox, engine: Any) -> None:
     await asyncio.to_thread(between)
 
 
+async def test_volumes_lie_in_one_another(sb: Sandbox, engine: Any) -> None:
+    await sb.exec("mkdir /given; echo given > /given/file; echo conf > /conf")
+    volumes = {"in": {"bind": "/out/in"}, "/conf": {"bind": "/out/in/etc/conf"}, "/given": {"bind": "/out/in/given"}}
+    look = "cat /out/x /out/in/x /out/in/given/file /out/in/etc/conf"
+
+    def acts() -> None:
+        box = engine.containers.run(
+            "debian", "sleep 1000", name="box", volumes={**volumes, "out": {"bind": "/out"}}, detach=True
+        )
+        assert box.exec_run(["sh", "-c", f"echo out > /out/x; echo in > /out/in/x; {look}"]).output == all_of
+        run = engine.containers.run
+        assert run("debian", "cat /in/x", volumes={"in": {"bind": "/in"}}, remove=True) == b"in\n"
+        for more in ({"volumes": {"v": {"bind": "/t/v"}}}, {"volumes": {"v": {"bind": "/t"}}}):
+            with pytest.raises(APIError, match="overlaps"):
+                run("debian", "true", tmpfs={"/t": ""}, **more)
+
+    all_of = b"out\nin\ngiven\nconf\n"
+    await asyncio.to_thread(acts)
+    here = await sb.checkpoint()
+    assert (await sb.restore(here.id, verify=True)).verified
+    async with (await sb.fork(1))[0].sandbox as fork:
+        assert (await fork.exec(look, service="box")).stdout == all_of
+
+
 async def test_what_happens_is_reported(sb: Sandbox, engine: Any) -> None:
     def acts() -> list[str]:
         stream = engine.events(decode=True, filters={"label": "a"})
