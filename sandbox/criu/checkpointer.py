@@ -511,11 +511,13 @@ class Checkpointer:
             steps = {"network-lock": hold.seized, "query-ext-files": hold.seized}
             try:
                 await dump.dump(container, dest, process, steps=steps)
-                return
+                pause = next(pauses, None) if await asyncio.to_thread(equality.torn, dest) else None
+                if pause is None:
+                    return
             except dump.PartlyAcknowledged:
                 if (pause := next(pauses, None)) is None:
                     raise
-                await asyncio.sleep(pause)
+            await asyncio.sleep(pause)
             await asyncio.to_thread(_empty, dest)
 
     # ---------------------------------------------------------------- the rest

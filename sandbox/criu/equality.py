@@ -53,7 +53,6 @@ import base64
 import os
 import re
 import select
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +109,25 @@ def compared(before: Path, after: Path) -> list[str]:
     return differences(*(_Canonical(item, same).facts | settings.facts(item) for item in (before, after)))
 
 
+def torn(directory: Path) -> bool:
+    """Whether bytes travelled between the dumps of both ends of a connection, whose images then have them nowhere."""
+
+    def load(name: str) -> list[dict[str, Any]]:
+        return rpc.load(directory / name) if (directory / name).exists() else []
+
+    sockets = tcp.by_ends(entry["isk"] for entry in load("files.img") if "isk" in entry)
+    for ends, one in sockets.items():
+        other = sockets.get(ends[::-1], {})
+        states = one["state"], other.get("state", tcp.CLOSE)
+        if tcp.CLOSE in states:
+            continue
+        for stream in load(f"tcp-stream-{one['ino']:x}.img"):
+            for sender in load(f"tcp-stream-{other['ino']:x}.img"):
+                if tcp.missing(stream, sender, states) > sender.get("outq_len", 0):
+                    return True
+    return False
+
+
 class _Canonical:
     def __init__(self, directory: Path, left_out: dict[str, set[int]]):
         """`left_out`: pages by pagemap and address that are no facts."""
@@ -123,9 +141,7 @@ class _Canonical:
         self._shared: dict[int, str] = {}
         self._users: dict[int, str] = {}  # id of a file that is no descriptor's own -> who uses it
         sockets = (entry["isk"] for entry in self._files.values() if "isk" in entry)
-        self._connected: dict[object, int] = {
-            tcp.ends(one): one["ino"] for one in sockets if one["proto"] == socket.IPPROTO_TCP
-        }
+        self._connected = tcp.by_ends(sockets)
         self._nameless = {entry["orig_id"] for entry in self._load("remap-fpath.img")}
         self._sockets = {e["usk"]["ino"]: i for i, e in self._files.items() if "usk" in e}
         self._tty = {entry["id"]: entry for entry in self._load("tty-info.img")}
@@ -341,9 +357,9 @@ class _Canonical:
             info = self._memfd.get(body["inode_id"], {})
             self.facts[f"{label} memory file"] = {k: v for k, v in info.items() if k not in ("inode_id", "shmid")}
         elif kind == "isk":
-            ends = body["ino"], self._connected.get(tcp.ends(body)[::-1], 0)
-            streams = [self._load(f"tcp-stream-{ino:x}.img") for ino in ends]
-            unset, made = tcp.comparable(body, *streams)
+            other = self._connected.get(tcp.ends(body)[::-1], {})
+            streams = [self._load(f"tcp-stream-{one.get('ino', 0):x}.img") for one in (body, other)]
+            unset, made = tcp.comparable(body, streams[0], streams[1], other.get("state", tcp.CLOSE))
             for name in unset:
                 self.facts.pop(f"{label} {name}", None)
             self.facts.update((f"{label} {name}", value) for name, value in made.items())

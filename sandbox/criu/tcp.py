@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
@@ -29,6 +29,10 @@ from sandbox.criu import Record
 POOL = IPv4Network("198.18.0.0/15")
 LOOPBACK = IPv4Network("127.0.0.0/8")
 ESTABLISHED, CLOSE, CLOSE_WAIT, LISTEN = 1, 7, 8, 10
+_END_SENT, _END_RECEIVED = (
+    (4, 5, 6, 9, 11),
+    (6, 8, 9, 11),
+)  # FIN_WAIT1, FIN_WAIT2, TIME_WAIT, CLOSE_WAIT, LAST_ACK, CLOSING
 SHUT_READ = 1  # of CRIU; a closed socket cannot be written to anyway, and CRIU says no more of it
 _MAPPED = 0xFFFF0000  # third word of ::ffff:a.b.c.d, as it lies in memory
 Address = tuple[tuple[int, ...], int]  # words as in the image, port
@@ -84,12 +88,20 @@ def ends(body: Mapping[str, Any]) -> tuple[Address, Address]:
     return address(body["src_addr"], body["src_port"]), address(body["dst_addr"], body["dst_port"])
 
 
+def by_ends(sockets: Iterable[Mapping[str, Any]]) -> dict[tuple[Address, Address], Mapping[str, Any]]:
+    """The JSON of the records of TCP sockets, by their ends."""
+    return {ends(one): one for one in sockets if one["proto"] == socket.IPPROTO_TCP}
+
+
 def comparable(
-    body: Mapping[str, Any], streams: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
+    body: Mapping[str, Any],
+    streams: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    other_state: int = CLOSE,
 ) -> tuple[set[str], dict[str, Any]]:
     """Of the JSON of a socket's record: fields that do not count when two states are compared, and what counts instead.
 
-    `streams` and `others`: the images of its stream, and of that of the other end.
+    `streams` and `others`: the images of its stream, and of that of the other end, which is in `other_state`.
     """
     unset, facts = set(), dict[str, Any]()
     if body.get("state") != LISTEN:
@@ -104,11 +116,25 @@ def comparable(
             facts["opts"][name] = facts["opts"].get(name, 0) & ~1
     for stream in streams:
         facts["stream"] = {key: stream.get(key) for key in ("opt_mask", "cork", "nodelay", "mss_clamp")}
-        facts["stream"]["queues"] = blake3(under_way(stream, *others).encode()).hexdigest()
+        way = under_way(stream, next(iter(others), None), (body.get("state", CLOSE), other_state))
+        facts["stream"]["queues"] = blake3(way.encode()).hexdigest()
     return unset, facts
 
 
-def under_way(stream: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
+def missing(stream: Mapping[str, Any], other: Mapping[str, Any], states: tuple[int, int]) -> int:
+    """How many bytes the other end has sent that a socket has not received, by both images and both states.
+
+    More than the other end's queue holds: the images are of two instants. The end of a stream (FIN) has a number, too.
+    """
+    end = states[1] in _END_SENT and states[0] not in _END_RECEIVED
+    return int((other["outq_seq"] - stream["inq_seq"] - end) % (1 << 32))
+
+
+def under_way(
+    stream: Mapping[str, Any],
+    other: Mapping[str, Any] | None = None,
+    states: tuple[int, int] = (ESTABLISHED, ESTABLISHED),
+) -> str:
     """The bytes on their way to a socket: unread ones, and those that its peer has sent and it has not got, in hex.
 
     Both are the JSON of CRIU's tcp-stream images. The kernel of a held sandbox delivers and acknowledges, which moves
@@ -120,10 +146,10 @@ def under_way(stream: Mapping[str, Any], other: Mapping[str, Any] | None = None)
     True
     """
     if other is not None:
-        missing = (other["outq_seq"] - stream["inq_seq"]) % (1 << 32)
-        if missing <= other.get("outq_len", 0):
+        lacking = missing(stream, other, states)
+        if lacking <= other.get("outq_len", 0):
             sent = _queue(other, "outq")
-            return (_queue(stream, "inq") + sent[len(sent) - missing :]).hex()
+            return (_queue(stream, "inq") + sent[len(sent) - lacking :]).hex()
     return f"{_queue(stream, 'inq').hex()} {_queue(stream, 'outq').hex()}"
 
 

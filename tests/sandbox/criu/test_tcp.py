@@ -32,6 +32,22 @@ def test_bytes_on_their_way_are_the_same_wherever_they_are(sent: bytes, first: i
     assert said == {sent[read:].hex()}
 
 
+def test_the_end_of_a_stream_is_no_byte() -> None:
+    """A peer has sent "bcd" from number 6 on, and its end; the socket has got one byte, all three, or the end too."""
+    fin_wait, established, close_wait = 4, tcp.ESTABLISHED, tcp.CLOSE_WAIT
+    sender = stream(5, b"", 10, b"bcd")
+    received = [(stream(7, b"b", 5, b""), established), (stream(9, b"bcd", 5, b""), established)]
+    received += [(stream(10, b"bcd", 5, b""), close_wait)]
+    assert {tcp.under_way(one, sender, (state, fin_wait)) for one, state in received} == {b"bcd".hex()}
+
+
+def test_ends_that_were_read_at_two_instants_are_known_by_their_numbers() -> None:
+    states = tcp.ESTABLISHED, tcp.ESTABLISHED
+    assert tcp.missing(stream(6, b"", 5, b""), stream(5, b"", 9, b"bcd"), states) == 3
+    acknowledged = stream(5, b"", 9, b"")  # dumped after the socket, when the bytes had arrived
+    assert tcp.missing(stream(6, b"", 5, b""), acknowledged, states) > acknowledged["outq_len"]
+
+
 def test_without_the_other_end_both_queues_count() -> None:
     one, other = stream(5, b"a", 9, b"bc"), stream(5, b"a", 9, b"bd")
     assert tcp.under_way(one) != tcp.under_way(other)
