@@ -255,7 +255,7 @@ class Capturer:
 
     async def _make_room(self) -> None:
         """Let go of the raw images that are only kept for restores."""
-        gone = self.checkpointer.recent.make_room(busy=self._readers.__contains__)
+        gone = self.checkpointer.recent.make_room(busy=self.is_read)
         await asyncio.to_thread(recent.remove, gone)
         await asyncio.to_thread(self.checkpointer.make_room)
 
@@ -338,6 +338,10 @@ class Capturer:
             return raw
         return self.checkpointer.recent.find(dump) or self.places.packed(dump)
 
+    def is_read(self, dump: str) -> bool:
+        """Whether a restore reads the process images of `dump`."""
+        return dump in self._readers
+
     @contextlib.asynccontextmanager
     async def reading(self, dump: str) -> AsyncIterator[Path]:
         """Holds the process images of `dump` while a restore reads them."""
@@ -358,7 +362,7 @@ class Capturer:
             self._unwanted.add(dump)
             return
         self._unwanted.discard(dump)
-        gone = self.checkpointer.recent.keep(dump, self.places.dump(dump), busy=self._readers.__contains__)
+        gone = self.checkpointer.recent.keep(dump, self.places.dump(dump), busy=self.is_read)
         await asyncio.to_thread(recent.remove, gone)
 
     def discard(self, checkpoint: str, *, files: bool = True, images: bool = True) -> None:

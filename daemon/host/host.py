@@ -221,12 +221,12 @@ class Host:
         create.need_labels(request.labels or {})
         origin = await self.restorable(checkpoint)
         with self.collector.pin(origin):
+            await self.restorer.unpacked.provide(origin)
             return list(await asyncio.gather(*(self._fork_one(origin, request) for _ in range(request.count))))
 
     async def fork_sandbox(self, sandbox: str, request: ForkRequest) -> list[ForkEntry]:
         """Fork the state as it is now."""
-        inflight = await self.live(sandbox).checkpoint(None)
-        return await self.fork(inflight.row.id, request)
+        return await self.fork((await self.live(sandbox).checkpoint(None)).row.id, request)
 
     async def _fork_one(self, origin: CheckpointRow, request: ForkRequest) -> ForkEntry:
         try:

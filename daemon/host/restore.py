@@ -24,6 +24,7 @@ from daemon.auth.budget import bounded
 from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
+from daemon.checkpoints.unpacked import UnpackedImages
 from daemon.credentials.trust import trust
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
@@ -56,6 +57,7 @@ class Restorer:
         addresses: ServiceAddresses,
     ) -> None:
         self.services = services
+        self.unpacked = UnpackedImages(services.capturer)
         self.places = places
         self.images = images
         self.run_dir = run_dir

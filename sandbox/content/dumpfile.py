@@ -294,6 +294,12 @@ def unpack(path: Path, directory: Path, store: PageStore) -> None:
                 pass
 
 
+def unpacked_bytes(path: Path) -> int:
+    """Bytes of the image directory, about. Blocks."""
+    dump = read(path)
+    return sum(map(len, dump.images.values())) + PAGE * sum(len(dump.numbers(name)) for name in dump.pages)
+
+
 def _write_part(path: Path, numbers: np.ndarray, store: PageStore, first: int) -> None:
     """Write PART pages from number `first` on into their place: decompression is what takes the time."""
     with open(path, "r+b", buffering=1 << 20) as file:

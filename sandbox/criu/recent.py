@@ -37,6 +37,14 @@ class RecentImages:
             result = os.statvfs(self._directory)
             self._limit = min(LIMIT, result.f_blocks * result.f_frsize // SHARE)
 
+    def place(self) -> Path:
+        """Where images may be made that are kept then."""
+        return self._directory / f".{next(self._numbers)}"
+
+    def fits(self, size: int) -> bool:
+        """Whether images of so many bytes may be kept."""
+        return size <= (self._limit or 0)
+
     def keep(self, name: str, images: Path, *, busy: Callable[[str], bool]) -> list[Path]:
         """Take over the directory `images` under `name`, and let others go for it."""
         try:

@@ -27,7 +27,8 @@ class Forking(Host):
         self._numbers = iter(range(len(fates) + 1))
         self.collector = SimpleNamespace(pin=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
         self.making = SimpleNamespace(admitted=lambda row: contextlib.nullcontext())  # type: ignore[assignment]
-        self.restorer = SimpleNamespace(tree_below=lambda row: None)  # type: ignore[assignment]
+        unpacked = SimpleNamespace(provide=lambda row: asyncio.sleep(0))
+        self.restorer = SimpleNamespace(tree_below=lambda row: None, unpacked=unpacked)  # type: ignore[assignment]
 
     async def restorable(self, checkpoint: str) -> SimpleNamespace:  # type: ignore[override]
         return SimpleNamespace(id=checkpoint)
