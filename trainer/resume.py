@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from sandbox import durable
@@ -187,6 +188,19 @@ class Saves:
 def saves_in(directory: Path) -> list[Path]:
     """Visible saves, oldest first."""
     return sorted(directory.glob("step-*"))
+
+
+def weights_of(save: Path) -> dict[str, torch.Tensor]:
+    """The weights of a save, complete, under the names of the model."""
+    prefix = "model.model."
+    there = dcp.FileSystemReader(save).read_metadata().state_dict_metadata
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in there.items()
+        if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(state, checkpoint_id=str(save), no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items()}
 
 
 def _tensors(learner: Resumable) -> dict[str, Any]:

@@ -35,7 +35,6 @@ import msgspec
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from torch import Tensor, nn
 
 from rollout import Batch, Trajectory
 from rollout.environments import directory as task
@@ -45,7 +44,6 @@ from rollout.service.phases import PhaseClient
 from rollout.service.protocol import PublishedVersion, RolloutCounters
 from rollout.store import stages
 from rollout.store.lock import OWNED, own
-from rollout.weights.adapter import CONFIG
 from rollout.weights.store import VersionStore
 from sandbox import structs
 from sandbox.errors import Conflict, PagurusError
@@ -53,11 +51,10 @@ from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
-from trainer.distributed.shard import local
 from trainer.errors import TrainerFailed
 from trainer.evaluation.evaluations import Evaluations
 from trainer.models import verify
-from trainer.models.load import published, take
+from trainer.models.load import take
 from trainer.prepare import explain
 from trainer.progress import Display
 from trainer.reports import report
@@ -67,7 +64,6 @@ from trainer.reports.trackers import open_tracker
 from trainer.settings import flat
 from trainer.steps import DistributedSteps, LocalSteps, Steps, work_plan
 from trainer.stream import BatchStream
-from trainer.weights import Publisher
 
 LOCK = "trainer.lock"
 MAX_UNLEARNED = 3  # batches in a row
@@ -120,7 +116,7 @@ class TrainerRun:
         machine.use(self.plan.devices.ranks)
         self.task = task.load(self.config.task)
         self.environments = self.plan.environments(self.directory)
-        self.publisher = Publisher(VersionStore(self.directory / "weights"), keep=self.config.versions or sys.maxsize)
+        self.store = VersionStore(self.directory / "weights")
         self.base = self.directory / "policy"  # what the run begins with, and its tokenizer
         self.saves = resume.Saves(self.directory / "resume")
         self.totals = report.Totals()
@@ -231,7 +227,7 @@ class TrainerRun:
     async def _with_rollout(self) -> None:
         """The part of a run that needs episodes: evaluate, learn, evaluate."""
         await self.rollout.open(self.step)
-        await asyncio.to_thread(self._encode_again)
+        await asyncio.to_thread(self.steps.encode, self.version)
         await self._publish()
         self._reached(stages.READY)
         self.display.stage(f"waiting for the rollout and its {self.config.engine} engine")
@@ -278,7 +274,7 @@ class TrainerRun:
             state = self._state(self.step + 1, [group.prompt for group in batch.groups])
             stats = await asyncio.to_thread(self._train, batch, state)
             self.step, self.version = state.step, state.version
-            await asyncio.to_thread(self._encode)
+            await asyncio.to_thread(self.steps.encode, self.version)
             await asyncio.to_thread(self.recorder.turns, self.step, batch.trajectories)
             await self.rollout.consumed(batch, ess=stats.get("ess"))
             await self._publish()
@@ -370,42 +366,11 @@ class TrainerRun:
         self.totals.wall_s = self._wall()
         return resume.ResumeState(step=step, version=step, consumed=consumed, totals=msgspec.to_builtins(self.totals))
 
-    def _encode(self) -> None:
-        """Begins to make the next version of the weights as they are now; it is invisible before `_publish`."""
-        tensors, shapes, files = self._parts()
-        self.publisher.start(self.version, tensors, files, shapes=shapes)
-
-    def _encode_again(self) -> None:
-        """As `_encode`, unless a process before this one has published these very weights."""
-        tensors, shapes, files = self._parts()
-        if not self.publisher.resume(tensors, shapes, self.version, files=files):
-            self._encode()
-
-    def _parts(self) -> tuple[dict[str, Tensor], dict[str, torch.Size], dict[str, bytes]]:
-        """What a version consists of: the weights, or the adapters alone; and the files next to them."""
-        tensors, lora = published(self.model), self.steps.plan.lora
-        if lora is not None:
-            files = {CONFIG: lora.file(self.base, self.model)}
-        else:
-            files = {
-                path.name: path.read_bytes()
-                for path in self.base.iterdir()
-                if path.is_file() and ".safetensors" not in path.name
-            }
-        tensors = {name: local(tensor) for name, tensor in tensors.items()}
-        return tensors, {name: tensor.shape for name, tensor in tensors.items()}, files
-
     async def _publish(self) -> None:
         """Lists the version that was encoded, has the rollout take it up, and forgets it."""
-        ref = await asyncio.to_thread(self.publisher.wait)
-        assert ref is not None, "rank 0 publishes"
-        store = str(self.publisher.store.directory)
+        ref = await asyncio.to_thread(self.steps.publish)
+        store = str(self.store.directory)
         await self.rollout.publish(PublishedVersion(version=ref.version, directory=store, digest=ref.manifest.digest))
-
-    @property
-    def model(self) -> nn.Module:
-        """The weights of `version`."""
-        return self.steps.model
 
     def _reached(self, stage: str) -> None:
         if stage not in self._stages:
@@ -431,8 +396,8 @@ class TrainerRun:
 
     def _metrics_of_weights(self) -> dict[str, float]:
         """Of the version that was just published: what it took, and how far its readers are behind."""
-        spent, taken = self.publisher.seconds, self.rollout.last
-        readers = self.publisher.store.readers()
+        spent, taken = self.steps.publication, self.rollout.last
+        readers = self.store.readers()
         behind = {name: self.version - item.version for name, item in readers.items() if item.version >= 0}
         return {
             "bytes": spent.bytes,

@@ -1,13 +1,13 @@
 """Who takes the steps of a run: this process alone, or ranks that it starts and watches.
 
 Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same directory no matter
-who took it, so that a run may continue with another number of ranks; `model` then has the weights after it, whole, in
-this process.
+who took it, so that a run may continue with another number of ranks; `publish` then says which version has the weights
+after it. Ranks publish their own shards: this process holds no weights.
 
 ::
 
-    samples, state ─▶ Alone:    learner ─▶ saves
-                   └▶ Together: fleet ─▶ log ─▶ ranks ─▶ saves ─▶ result, weights ─▶ model
+    samples, state ─▶ Alone:    learner ─▶ saves ─▶ encode ─▶ publish
+                   └▶ Together: fleet ─▶ log ─▶ ranks ─▶ saves, weights ─▶ result
                                   ▲ a rank was lost: named, all are started again from the newest whole save
                                   ▲ ranks failed on the batch twice: halves of it are tried, by ranks that may die
 """
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from torch import nn
 
+from rollout.weights.versions import VersionRef
 from trainer.batches.aside import described, name_of
 from trainer.batches.sample import Sample
 from trainer.config import TrainConfig
@@ -32,8 +33,10 @@ from trainer.errors import RankLost, SampleFailed, TrainerFailed
 from trainer.isolate import FAILURES, TRIES, careful_step, explained, few, find
 from trainer.learner import streams
 from trainer.models import verify
-from trainer.models.load import Lora, load
+from trainer.models.load import Lora
+from trainer.publication import ModelPublisher
 from trainer.resume import ResumeState, Saves
+from trainer.weights import Seconds
 
 T = TypeVar("T")
 MAX_LOSSES = 3  # of ranks in a row, without a step in between
@@ -46,6 +49,8 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         model=str(run / "policy"),
         directory=str(run / "ranks"),
         saves=str(run / "resume"),
+        weights=str(run / "weights"),
+        versions=config.versions or 0,
         roles=str(run / "roles"),
         steps=config.steps,
         seed=config.seed,
@@ -67,7 +72,6 @@ class Steps(Protocol):
     """Calls block; one at a time, but for `poll`."""
 
     plan: WorkPlan
-    model: nn.Module
 
     def begin(self, state: ResumeState | None) -> None:
         """From the newest save, which has this state, or from the plan's model."""
@@ -84,6 +88,16 @@ class Steps(Protocol):
 
     def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
         """One step on this batch, saved with the state of the run after it; its figures."""
+
+    def encode(self, version: int) -> None:
+        """Begins to make this version of the weights as they are now, unless it is there; `publish` comes next."""
+
+    def publish(self) -> VersionRef:
+        """The version, visible."""
+
+    @property
+    def publication(self) -> Seconds:
+        """What the last version took."""
 
     def note(self, state: ResumeState) -> None:
         """The state changed between two steps."""
@@ -102,6 +116,9 @@ class LocalSteps:
         self.saves = Saves(plan.resume)
         self.learner = make_learner(plan, here(offload=plan.offload))
         self.model: nn.Module = self.learner.scorer.model
+        self.weights = ModelPublisher(
+            self.model, plan.published, base=Path(plan.model), lora=plan.lora, keep=plan.versions
+        )
 
     def begin(self, state: ResumeState | None) -> None:
         if state is None:
@@ -131,6 +148,16 @@ class LocalSteps:
         self.note(msgspec.structs.replace(state, put_aside=named))
         return stats.items()
 
+    def encode(self, version: int) -> None:
+        self.weights.start(version)
+
+    def publish(self) -> VersionRef:
+        return self.weights.wait()
+
+    @property
+    def publication(self) -> Seconds:
+        return self.weights.seconds
+
     def note(self, state: ResumeState) -> None:
         self.saves.save(self.learner, state)
 
@@ -138,6 +165,7 @@ class LocalSteps:
         pass
 
     def close(self) -> None:
+        self.weights.close()
         leave()
 
 
@@ -147,8 +175,8 @@ class DistributedSteps:
     def __init__(self, plan: WorkPlan, *, ranks: int, report: Callable[[str], None], **watch: float):
         self.plan, self.report = plan, report
         self.fleet = Fleet(plan, ranks=ranks, **watch)
-        self.model = load(Path(plan.model), lora=plan.lora)
         self.streams = streams(plan.chosen, plan.settings)
+        self._last: Result | None = None
         self._losses = 0
         self._step = self._parts = 0  # steps that are done, parts of the next batch that were fed
         self._busy = threading.Lock()
@@ -158,8 +186,7 @@ class DistributedSteps:
             self._step = 0 if state is None else state.step
             self.fleet.forget(self._step)
             self.fleet.start()
-            if state is not None and state.step:
-                self._result(state.step)
+            self._result(self._step)
 
     def expect(self) -> None:
         """Parts that were fed stay: ranks may have computed them. Those of an abandoned batch are found out."""
@@ -219,6 +246,17 @@ class DistributedSteps:
         self.fleet.start()
         return reason
 
+    def encode(self, version: int) -> None:
+        """Ranks have published it with the step."""
+
+    def publish(self) -> VersionRef:
+        assert self._last is not None, "begin() comes first"
+        return self._last.weights
+
+    @property
+    def publication(self) -> Seconds:
+        return Seconds() if self._last is None else self._last.publication
+
     def note(self, state: ResumeState) -> None:
         """Goes to disk with the next step: what changed until then is found out again."""
 
@@ -238,8 +276,7 @@ class DistributedSteps:
 
     def _result(self, step: int) -> Result:
         result = self._living(lambda: self.fleet.wait(step))
-        self._losses = 0
-        self.model.load_state_dict(self.fleet.weights(step), strict=False)  # a tied head follows what it is tied to
+        self._losses, self._last = 0, result
         return result
 
     def _living(self, call: Callable[[], T]) -> T:

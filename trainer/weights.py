@@ -1,7 +1,8 @@
 """`Publisher`: what this rank holds of the model, as the next version of the weights.
 
-Guarantee: a version is visible when every rank's part of it is on disk and `wait` was called, and not before; weights
-that are no numbers are never published; encoding runs in a thread, on a copy: the trainer may save and step during it.
+Guarantee: no rank holds or writes another one's shard, and what several hold is written once. A version is visible when
+every rank's part of it is on disk and `wait` was called, and not before; weights that are no numbers are never
+published; encoding runs in a thread, on a copy: the trainer may save and step during it.
 
 ::
 
@@ -24,14 +25,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_complete, pays
-from rollout.weights.layout import Layout, LayoutSegment, TensorSpec, cut, rank_rows
+from rollout.weights.layout import WORDS, Box, Layout, LayoutSegment, TensorSpec, cut, rows_box
 from rollout.weights.store import VersionStore
 from rollout.weights.versions import PIECE_DIGEST, Ref, VersionManifest, VersionRef, piece_digest, ref_of
 from sandbox.errors import Invalid
+from trainer.distributed.blocks import box
 from trainer.distributed.ranks import ALONE, Ranks
+from trainer.distributed.shard import local
 
 T = TypeVar("T")
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+
+class Seconds(msgspec.Struct, kw_only=True):
+    """Of the last publication, on rank 0 of all ranks."""
+
+    copy_s: float = 0.0  # what the step waits for
+    encode_s: float = 0.0  # in the thread
+    bytes: int = 0  # of changes
+    total_bytes: int = 0
+    changed: int = 0  # words
+    words: int = 0
 
 
 class EncodedRankVersion(msgspec.Struct):
@@ -40,28 +54,27 @@ class EncodedRankVersion(msgspec.Struct):
     steps: dict[int, Ref | None]
     complete: dict[int, Ref]
     digests: dict[int, bytes]
+    seconds: Seconds
+
+
+@dataclass(frozen=True)
+class RankBlocks:
+    """Copies of what this rank holds, with the shapes of the complete tensors and its place in each."""
+
+    tensors: dict[str, Tensor]
+    specs: list[TensorSpec]
+    boxes: dict[str, Box]
 
 
 @dataclass
 class StagedVersion:
     """A version that only has to be listed."""
 
-    copies: dict[str, Tensor]
+    copies: RankBlocks
     complete: bool
     manifest: VersionManifest | None  # on rank 0
     own: set[str]  # digests of what this rank wrote
     held: ExitStack  # its content is not collected until then
-
-
-class Seconds(msgspec.Struct, kw_only=True):
-    """Of the last publication."""
-
-    copy_s: float = 0.0  # what the step waits for
-    encode_s: float = 0.0  # in the thread
-    bytes: int = 0  # of this rank's changes
-    total_bytes: int = 0
-    changed: int = 0  # words
-    words: int = 0
 
 
 class Publisher:
@@ -91,7 +104,7 @@ class Publisher:
         self.apart = apart and not self.ranks.alone
         self.seconds = Seconds()
         self._group = dist.new_group(backend="gloo") if not self.ranks.alone and parts is None else None
-        self._base: dict[str, Tensor] = {}  # what the newest version has of this rank's rows
+        self._base = RankBlocks({}, [], {})  # what the newest version has of this rank's shards
         self._base_ref: VersionRef | None = None
         self._since_complete = 0
         self._layout: tuple[Layout, Ref] | None = None
@@ -104,15 +117,18 @@ class Publisher:
         tensors: Mapping[str, Tensor],
         files: Mapping[str, bytes],
         *,
-        shapes: Mapping[str, torch.Size],
+        shapes: Mapping[str, torch.Size] | None = None,
     ) -> None:
-        """Copy this rank's rows of every tensor; the rest happens in a thread. `shapes` are of the whole tensors."""
+        """Copy this rank's shard of every tensor; the rest happens in a thread.
+
+        Tensors are DTensors, or complete; or, with the `shapes` of the complete ones, rows as FSDP2 gives them out.
+        """
         self.wait()
-        need_finite(tensors)
+        need_finite({name: local(tensor) for name, tensor in tensors.items()})
         started = time.monotonic()
-        copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
+        copies = self._copies(tensors, shapes)
         self.seconds = Seconds(copy_s=time.monotonic() - started)
-        self._pending = self._hand.submit(self._prepare, version, copies, dict(files), dict(shapes))
+        self._pending = self._hand.submit(self._prepare, version, copies, dict(files))
 
     def wait(self) -> VersionRef | None:
         """Make the version that was started visible. Without one: the newest of this publisher."""
@@ -143,7 +159,7 @@ class Publisher:
 
     def publish(self, version: int, tensors: Mapping[str, Tensor], files: Mapping[str, bytes]) -> VersionRef:
         """One rank, at once: `tensors` are whole."""
-        self.start(version, tensors, files, shapes={name: tensor.shape for name, tensor in tensors.items()})
+        self.start(version, tensors, files)
         ref = self.wait()
         assert ref is not None
         return ref
@@ -154,21 +170,33 @@ class Publisher:
         if self._pending is not None and self._pending.exception() is None:
             self._pending.result().held.close()
 
-    def _copy(self, tensor: Tensor) -> Tensor:
-        """A copy of our own, in the published dtype, where the tensor lies (on a GPU it stays there)."""
-        floating = self.dtype is not None and tensor.is_floating_point()
-        return tensor.detach().to(self.dtype if floating else tensor.dtype, copy=True).contiguous()
+    def _copies(self, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size] | None) -> RankBlocks:
+        """Copies of our own, in the published dtype, where the tensors lie (on a GPU they stay there)."""
+        copies, boxes, specs = {}, {}, []
+        for name, tensor in tensors.items():
+            floating = self.dtype is not None and tensor.is_floating_point()
+            copy = local(tensor.detach()).to(self.dtype if floating else tensor.dtype, copy=True).contiguous()
+            if copy.dtype not in DTYPES:
+                raise Invalid(f"{name} is of {copy.dtype}, which is not published", hint="publish it as bfloat16")
+            shape = tensor.shape if shapes is None else shapes[name]
+            spec = TensorSpec(name, DTYPES[copy.dtype], tuple(shape))
+            by_rows = shapes is not None
+            boxes[name] = (
+                rows_box(spec, self.ranks.rank, self.ranks.size) if by_rows else box(tensor, WORDS[spec.dtype])
+            )
+            copies[name] = copy
+            specs.append(spec)
+        return RankBlocks(copies, sorted(specs, key=lambda spec: spec.name), boxes)
 
-    def _prepare(
-        self, version: int, copies: dict[str, Tensor], files: dict[str, bytes], shapes: dict[str, torch.Size]
-    ) -> StagedVersion:
+    def _prepare(self, version: int, copies: RankBlocks, files: dict[str, bytes]) -> StagedVersion:
         started = time.monotonic()
         with ExitStack() as held:
             held.enter_context(self.store.publishing())
-            layout, layout_ref = self._cut(copies, shapes)
+            layout, layout_ref = self._cut(copies)
             base = self._matching(copies)
             complete = base is None or self._since_complete + 1 >= self.complete_every
             encoded = self._encode(layout, copies, against=self._base if base is not None else None, complete=complete)
+            self.seconds.encode_s = time.monotonic() - started
             parts = self._gather(encoded)
             manifest = None
             if parts is not None:
@@ -183,29 +211,24 @@ class Publisher:
                     generation=self.generation,
                     created=time.time(),
                 )
-            self.seconds.encode_s = time.monotonic() - started
             refs = [*encoded.steps.values(), *encoded.complete.values()]
             return StagedVersion(
                 copies, complete, manifest, {ref.digest for ref in refs if ref is not None}, held.pop_all()
             )
 
-    def _cut(self, copies: dict[str, Tensor], shapes: dict[str, torch.Size]) -> tuple[Layout, Ref]:
-        specs = []
-        for name, tensor in copies.items():
-            if tensor.dtype not in DTYPES:
-                raise Invalid(f"{name} is of {tensor.dtype}, which is not published", hint="publish it as bfloat16")
-            specs.append(TensorSpec(name, DTYPES[tensor.dtype], tuple(shapes[name])))
-        if self._layout is None or self._layout[0].tensors != sorted(specs, key=lambda spec: spec.name):
-            layout = cut(specs, ranks=self.ranks.size, slots=self.slots)
+    def _cut(self, copies: RankBlocks) -> tuple[Layout, Ref]:
+        if self._layout is None or self._layout[0].tensors != copies.specs:
+            boxes: list[dict[str, Box]] = [copies.boxes] * self.ranks.size
+            if not self.ranks.alone:
+                dist.all_gather_object(boxes, copies.boxes, group=self._group)
+            layout = cut(copies.specs, slots=self.slots, boxes=boxes)
             self._layout = layout, self.store.put(msgspec.msgpack.encode(layout))
         return self._layout
 
-    def _matching(self, copies: dict[str, Tensor]) -> VersionRef | None:
+    def _matching(self, copies: RankBlocks) -> VersionRef | None:
         """The version that `_base` is, if changes can build on it; rank 0 looks whether it still is the newest."""
         ours = self._base_ref
-        if {name: tensor.shape for name, tensor in self._base.items()} != {
-            name: tensor.shape for name, tensor in copies.items()
-        }:
+        if self._base.specs != copies.specs:
             ours = None
         if ours is not None and self.ranks.rank == 0:
             newest = self.store.newest()
@@ -215,7 +238,7 @@ class Publisher:
     def resume(
         self,
         tensors: Mapping[str, Tensor],
-        shapes: Mapping[str, torch.Size],
+        shapes: Mapping[str, torch.Size] | None = None,
         version: int | None = None,
         *,
         files: Mapping[str, bytes] | None = None,
@@ -231,10 +254,10 @@ class Publisher:
         newest = next(
             (ref for ref in self.store.versions() if reported is not None and ref.manifest == reported.manifest), None
         )
-        copies = {name: self._copy(tensor) for name, tensor in tensors.items()}
+        copies = self._copies(tensors, shapes)
         equal = False
+        layout, ref = self._cut(copies)
         if newest is not None and version in (None, newest.version):
-            layout, ref = self._cut(copies, dict(shapes))
             manifest = self.store.manifest(newest)
             if manifest.layout == ref and (files is None or _refs(files) == manifest.files):
                 own = b"".join(
@@ -253,9 +276,9 @@ class Publisher:
         return segment.rank == self.ranks.rank
 
     def _encode(
-        self, layout: Layout, copies: dict[str, Tensor], *, against: dict[str, Tensor] | None, complete: bool
+        self, layout: Layout, copies: RankBlocks, *, against: RankBlocks | None, complete: bool
     ) -> EncodedRankVersion:
-        result = EncodedRankVersion({}, {}, {})
+        result = EncodedRankVersion({}, {}, {}, self.seconds)
         for number, segment in enumerate(layout.segments):
             if not self._own(segment):
                 continue
@@ -281,22 +304,22 @@ class Publisher:
             return None
         return encode_changes(where, values, new.numel()) if pays(count, new.numel()) else encode_complete(_host(new))
 
-    def _words(self, segment: LayoutSegment, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+    def _words(self, segment: LayoutSegment, layout: Layout, blocks: RankBlocks) -> Tensor:
         """The segment's pieces, one after another, as int16."""
-        pieces = [self._piece(segment, index, layout, tensors).reshape(-1) for index in range(len(segment.pieces))]
+        pieces = [self._piece(segment, index, layout, blocks).reshape(-1) for index in range(len(segment.pieces))]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def _piece(self, segment: LayoutSegment, index: int, layout: Layout, tensors: dict[str, Tensor]) -> Tensor:
+    def _piece(self, segment: LayoutSegment, index: int, layout: Layout, blocks: RankBlocks) -> Tensor:
         piece = segment.pieces[index]
-        spec = layout.tensors[piece.tensor]
-        first, _ = rank_rows(spec.rows, self.ranks.rank, self.ranks.size)
-        table = tensors[spec.name].view(torch.int16).reshape(-1, spec.columns)
-        return table[piece.top - first : piece.bottom - first, piece.left : piece.right]
+        name = layout.tensors[piece.tensor].name
+        top, bottom, left, right = blocks.boxes[name]
+        table = blocks.tensors[name].reshape(-1).view(torch.int16).reshape(bottom - top, right - left)
+        return table[piece.top - top : piece.bottom - top, piece.left - left : piece.right - left]
 
-    def _digests(self, segment: LayoutSegment, layout: Layout, tensors: dict[str, Tensor]) -> bytes:
+    def _digests(self, segment: LayoutSegment, layout: Layout, blocks: RankBlocks) -> bytes:
         """Of each piece."""
         return b"".join(
-            piece_digest(_host(self._piece(segment, index, layout, tensors).reshape(-1)).data.cast("B"))
+            piece_digest(_host(self._piece(segment, index, layout, blocks).reshape(-1)).data.cast("B"))
             for index in range(len(segment.pieces))
         )
 
@@ -306,7 +329,11 @@ class Publisher:
             return [encoded]
         parts: list[EncodedRankVersion | None] | None = [None] * self.ranks.size if self.ranks.rank == 0 else None
         dist.gather_object(encoded, parts, group=self._group)
-        return None if parts is None else [part for part in parts if part is not None]
+        if parts is None:
+            return None
+        result = [part for part in parts if part is not None]
+        self.seconds = _summed([part.seconds for part in result])
+        return result
 
     def _report(self, what: T | None) -> T | None:
         """What rank 0 has, on every rank."""
@@ -335,6 +362,16 @@ def need_finite(tensors: Mapping[str, Tensor]) -> None:
                 f"weight {name} is not finite after this step",
                 hint="continue from the last saved step with a lower learning rate",
             )
+
+
+def _summed(seconds: list[Seconds]) -> Seconds:
+    """Ranks work at the same time, on parts of their own."""
+    names = ("bytes", "total_bytes", "changed", "words")
+    return Seconds(
+        copy_s=max(item.copy_s for item in seconds),
+        encode_s=max(item.encode_s for item in seconds),
+        **{name: sum(getattr(item, name) for item in seconds) for name in names},
+    )
 
 
 def _refs(files: Mapping[str, bytes]) -> dict[str, Ref]:

@@ -12,7 +12,7 @@ after another, of bounded size: what is encoded, stored and fetched as a whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -23,6 +23,7 @@ EVERYBODY = -1  # the slot of what no engine splits
 SEGMENT_WORDS = 1 << 24  # 32 MiB of weights
 ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
 COLUMNS = ("o_proj", "down_proj")
+Box = tuple[int, int, int, int]  # top, bottom, left, right: rows and columns (words) of a tensor's table
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -103,8 +104,8 @@ def rank_rows(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     return min(rank * item, rows), min((rank + 1) * item, rows)
 
 
-def slot_box(spec: TensorSpec, slot: int, slots: int) -> tuple[int, int, int, int] | None:
-    """top, bottom, left, right of a slot's part of a tensor; of what is not split, EVERYBODY's part is all of it."""
+def slot_box(spec: TensorSpec, slot: int, slots: int) -> Box | None:
+    """A slot's part of a tensor; of what is not split, EVERYBODY's part is all of it."""
     along = axis(spec.name, spec.shape)
     complete = (0, spec.rows, 0, spec.columns)
     if slots == 1 or along is None or spec.shape[along] % slots:
@@ -118,34 +119,68 @@ def slot_box(spec: TensorSpec, slot: int, slots: int) -> tuple[int, int, int, in
     return 0, spec.rows, slot * width, (slot + 1) * width
 
 
-def cut(tensors: Iterable[TensorSpec], *, ranks: int = 1, slots: int = 1, segment_words: int = SEGMENT_WORDS) -> Layout:
+def cut(
+    tensors: Iterable[TensorSpec],
+    *,
+    ranks: int = 1,
+    slots: int = 1,
+    segment_words: int = SEGMENT_WORDS,
+    boxes: Sequence[Mapping[str, Box]] | None = None,
+) -> Layout:
     """The layout of these tensors, written by `ranks` trainer ranks, for engines of up to `slots` ranks.
 
-    Raises Invalid for a dtype whose elements are not whole 16-bit words.
+    `boxes`: what each rank holds of each tensor, where that is not rows as FSDP2 gives them out. What several ranks
+    hold is written by the first of them. Raises Invalid for a dtype whose elements are not whole 16-bit words.
     """
     specs = sorted(tensors, key=lambda spec: spec.name)
     strange = sorted({spec.dtype for spec in specs} - WORDS.keys())
     if strange:
         raise Invalid(f"weights of dtype {strange[0]} cannot be published", hint="publish them as bfloat16")
+    if boxes is None:
+        boxes = [{spec.name: rows_box(spec, rank, ranks) for spec in specs} for rank in range(ranks)]
     segments = [
         LayoutSegment(rank, slot, pieces)
-        for rank in range(ranks)
+        for rank, own in enumerate(_once(boxes))
         for slot in (EVERYBODY, *range(slots))
-        for pieces in _grouped(_pieces(specs, rank, ranks, slot, slots, segment_words), segment_words)
+        for pieces in _grouped(_pieces(specs, own, slot, slots, segment_words), segment_words)
     ]
     return Layout(specs, segments, slots)
 
 
-def _pieces(specs: list[TensorSpec], rank: int, ranks: int, slot: int, slots: int, limit: int) -> Iterator[TensorBlock]:
+def rows_box(spec: TensorSpec, rank: int, ranks: int) -> Box:
+    """A rank's rows of a tensor."""
+    return *rank_rows(spec.rows, rank, ranks), 0, spec.columns
+
+
+def _once(boxes: Sequence[Mapping[str, Box]]) -> list[dict[str, Box]]:
+    """Each box at the first rank that has it."""
+    observed: set[tuple[str, Box]] = set()
+    result = []
+    for held in boxes:
+        own = {name: box for name, box in held.items() if (name, box) not in observed}
+        observed |= set(own.items())
+        result.append(own)
+    return result
+
+
+def _pieces(
+    specs: list[TensorSpec], own: Mapping[str, Box], slot: int, slots: int, limit: int
+) -> Iterator[TensorBlock]:
     for number, spec in enumerate(specs):
-        box = slot_box(spec, slot, slots)
-        if box is None:
+        box, held = slot_box(spec, slot, slots), own.get(spec.name)
+        if box is None or held is None:
             continue
-        first, last = rank_rows(spec.rows, rank, ranks)
-        top, bottom = max(first, box[0]), min(last, box[1])
-        step = max(1, limit // max(1, box[3] - box[2]))
+        top, bottom, left, right = (
+            max(box[0], held[0]),
+            min(box[1], held[1]),
+            max(box[2], held[2]),
+            min(box[3], held[3]),
+        )
+        if left >= right:
+            continue
+        step = max(1, limit // (right - left))
         for row in range(top, bottom, step):
-            yield TensorBlock(number, row, min(row + step, bottom), box[2], box[3])
+            yield TensorBlock(number, row, min(row + step, bottom), left, right)
 
 
 def _grouped(pieces: Iterator[TensorBlock], limit: int) -> Iterator[list[TensorBlock]]:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
+from rollout.weights.export import put_together
+from rollout.weights.store import VersionStore
 from sandbox.errors import Invalid
 from tests.support.families import build
 from tests.support.meshes import MeshCase, compare, spawn
@@ -18,6 +21,7 @@ from tests.trainer.test_distributed import alone, near, plan, record
 from trainer.distributed.launch import Fleet
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import PLANS, cuts, need_cuttable, plan_of
+from trainer.distributed.worker import WorkPlan
 from trainer.errors import TrainerFailed
 from trainer.models.load import configuration, load
 from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
@@ -144,14 +148,28 @@ def test_a_run_goes_on_with_another_mesh_and_the_same_weights(
     for step, (ranks, sizes) in enumerate(meshes, 1):
         made = plan(tmp_path, "changing", mesh=MeshSettings(**sizes), **options)
         with Fleet(made, ranks=ranks) as fleet:
-            if before:  # handed over again by those that read the save
-                fleet.wait(step - 1)
-                again = fleet.weights(step - 1)
-                assert again.keys() == before.keys() and all(torch.equal(again[name], before[name]) for name in again)
+            if before:  # published again by those that read the save
+                assert fleet.wait(step - 1).weights.version == step - 1
+                assert same(exported(made, tmp_path / f"again-{step}", step - 1), before)
             record(fleet, step, since=step - 1)
             assert fleet.wait(step).saved
             before = fleet.weights(step)
+            assert same(exported(made, tmp_path / f"step-{step}", step), before)
     assert near(before, expected)
+
+
+def exported(made: WorkPlan, directory: Path, version: int) -> dict[str, torch.Tensor]:
+    """What an engine gets: every piece is checked."""
+    put_together(VersionStore(made.published), directory, version)
+    return load_file(directory / "model.safetensors")
+
+
+def same(served: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> bool:
+    """Bit by bit, as they are published: what is tied has one name."""
+    missing = weights.keys() - served.keys()
+    return missing <= {"lm_head.weight"} and all(
+        torch.equal(tensor, weights[name].bfloat16()) for name, tensor in served.items()
+    )
 
 
 def test_ranks_say_why_they_cannot_cut_a_model(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file
 
 from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox.errors import Invalid
@@ -31,7 +30,7 @@ from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.watch import judge, read
 from trainer.distributed.worker import ProbeAnswer, Result, Said, StateLog, WorkPlan
 from trainer.errors import RankLost, SampleFailed, TrainerFailed
-from trainer.resume import ResumeState
+from trainer.resume import ResumeState, weights_of
 
 POLL = 0.1
 SILENT, STUCK = 30.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
@@ -142,8 +141,8 @@ class Fleet:
         return msgspec.json.decode(path.read_bytes(), type=Result)
 
     def weights(self, step: int) -> dict[str, torch.Tensor]:
-        """Of the model after step `step`, whole."""
-        return load_file(self.directory / "weights" / f"step-{step:06d}.safetensors")
+        """Of the model after step `step`, complete in this process: for comparisons. The step must be saved."""
+        return weights_of(self.plan.resume / f"step-{step:06d}")
 
     def check(self) -> None:
         """Raises RankLost if a rank died or hangs; then none is left."""

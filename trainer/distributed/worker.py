@@ -7,7 +7,7 @@ often a rank was killed: on one rank bit by bit, on several up to the order of s
 
 ::
 
-    newest save ─▶ [ wait for batch n ─▶ step ─▶ start_save ─▶ hand over weights ─▶ wait_saved ─▶ result n ] ─▶ end
+    newest save ─▶ [ wait for batch n ─▶ step ─▶ start save ─▶ encode shards ─▶ saved ─▶ publish ─▶ result n ] ─▶ end
 
 A batch may come with the state of the run after it (`StateLog`), which is then saved with the step. A rank that cannot
 continue, and knows why, says so in ``results/`` before it ends; one that was killed or hangs is named by who watches.
@@ -27,19 +27,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from rollout.engine import adopted
 from rollout.engine.adopted import RoleRecord
 from rollout.engine.embedded.model import is_plain
+from rollout.weights.versions import VersionRef
 from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.aside import described
 from trainer.batches.sample import Probe, Sample, SampleLog
+from trainer.distributed.blocks import fill, ghost
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
-from trainer.distributed.shard import complete, shard
+from trainer.distributed.shard import shard
 from trainer.distributed.watch import Heart
 from trainer.isolate import FAILURES, careful_step, probed
 from trainer.learner import Learner
@@ -48,8 +49,10 @@ from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
 from trainer.objectives import Objective, build
+from trainer.publication import ModelPublisher
 from trainer.resume import ResumeState, Saves
 from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
+from trainer.weights import Seconds
 
 POLL = 0.05  # seconds between looks for the next batch
 
@@ -58,7 +61,7 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     """The input of ranks: ``plan.json`` of their directory. Paths are absolute."""
 
     model: str  # directory that training starts from
-    directory: str  # of log/, beats/, results/, weights/
+    directory: str  # of log/, beats/, results/
     steps: int
     seed: int = 0
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -75,12 +78,18 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     threads: int = 1  # of each rank
     timeout: float = 600.0  # seconds that a collective may take
     saves: str = ""  # directory of the saves; else resume/ of the directory
+    weights: str = ""  # directory of published versions; else weights/ of the directory
+    versions: int = 0  # that stay for late readers; 0: all
     roles: str = ""  # directory in which ranks are written down, if any
     owner: RoleRecord | None = None  # who gives the batches; ranks end when it has ended
 
     @property
     def resume(self) -> Path:
         return Path(self.saves or Path(self.directory, "resume"))
+
+    @property
+    def published(self) -> Path:
+        return Path(self.weights or Path(self.directory, "weights"))
 
     @property
     def chosen(self) -> Objective:
@@ -95,11 +104,14 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """rank 0 -> the sender of the batch: step `step` is taken and, where `saved`, on disk."""
+    """rank 0 -> the sender of the batch: step `step` is taken, its weights are published and, where `saved`, it is on
+    disk."""
 
     step: int
     saved: bool
     stats: dict[str, Any]
+    weights: VersionRef
+    publication: Seconds = msgspec.field(default_factory=Seconds)
 
 
 class Said(msgspec.Struct, kw_only=True):
@@ -148,12 +160,15 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     objective = plan.chosen
     directory = Path(plan.model)
 
-    need_cuttable(configuration(directory), ranks.layout or MeshLayout())
+    content = configuration(directory)
+    need_cuttable(content, ranks.layout or MeshLayout())
+    shardable = plan.packs and is_plain(content) and (directory / "model.safetensors").exists()
+    sparse = not ranks.alone and shardable and plan.lora is None  # each rank reads its shard alone
 
     def scorer(lora: Lora | None, *, critic: bool, balance: bool = False) -> Scorer:
-        model = load(directory, lora=lora, packs=plan.packs)
+        empty = ghost(directory) if sparse else None
         made = Scorer(
-            model,
+            empty or load(directory, lora=lora, packs=plan.packs),
             recompute=plan.recompute,
             critic=critic,
             bf16=plan.bf16,
@@ -161,7 +176,10 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
             shares=plan.shares,
             balance=balance,
         )
-        return shard(made, ranks, offload=plan.offload)
+        spread = shard(made, ranks, offload=plan.offload)
+        if empty is not None:
+            fill(empty, directory, torch.device("cpu") if plan.offload else ranks.device)
+        return spread
 
     policy = scorer(plan.lora, critic=objective.value is not None, balance=objective.balance > 0)
     reference = None if objective.kl is None else scorer(None, critic=False)
@@ -197,6 +215,14 @@ class RankWorker:
         self.learner = make_learner(plan, ranks)
         self.learner.on_micro_batch = lambda: phase(f"step {self.step}")
         self.saves = Saves(plan.resume, ranks)
+        self.weights = ModelPublisher(
+            self.learner.scorer.model,
+            plan.published,
+            base=Path(plan.model),
+            lora=plan.lora,
+            keep=plan.versions,
+            ranks=ranks,
+        )
         state = self.saves.load(self.learner)
         self.step = 0 if state is None else state.step
         self._saved = {"put_aside": {line.name: line.reason for line in state.put_aside}} if state else {}
@@ -207,9 +233,9 @@ class RankWorker:
 
     def run(self) -> None:
         """To the end of the plan. A step that was saved when its rank died is reported again."""
-        if self.step:
-            self._hand_over()
-            self._report(Result(step=self.step, saved=True, stats=self._saved))
+        self.phase("publish")
+        self.weights.start(self.step)
+        self._report(saved=True, stats=self._saved)
         while self.step < self.plan.steps:
             samples = self._next()
             self.phase(f"step {self.step}")
@@ -222,9 +248,10 @@ class RankWorker:
             if saved:
                 self.phase(f"save step {self.step}")
                 self.saves.start_save(self.learner, self._state(samples, stats.put_aside))
-            self._hand_over()
+            self.weights.start(self.step)
             self.saves.wait_saved()
-            self._report(Result(step=self.step, saved=saved, stats=stats.items()))
+            self._report(saved=saved, stats=stats.items())
+        self.weights.close()
         self.phase("end")
 
     def _state(self, samples: list[Sample], put_aside: dict[str, str]) -> ResumeState:
@@ -265,34 +292,15 @@ class RankWorker:
             else:
                 time.sleep(POLL)
 
-    def _hand_over(self) -> None:
-        """The weights of this step, whole, for publication."""
-        tensors = complete(self.learner.scorer, self.ranks)
-        if self.ranks.rank == 0:
-            directory = self.directory / "weights"
-            directory.mkdir(exist_ok=True)
-            aside = directory / ".new"
-            save_file(_apart(tensors), aside)
-            aside.rename(directory / f"step-{self.step:06d}.safetensors")
-            (directory / f"step-{self.step - 2:06d}.safetensors").unlink(missing_ok=True)
-
-    def _report(self, result: Result) -> None:
+    def _report(self, *, saved: bool, stats: dict[str, Any]) -> None:
+        """Publishes the weights of this step, and says so."""
+        ref = self.weights.wait()
         if self.ranks.rank != 0:
             return
+        result = Result(step=self.step, saved=saved, stats=stats, weights=ref, publication=self.weights.seconds)
         directory = self.directory / "results"
         directory.mkdir(exist_ok=True)
         durable.publish(directory / f"step-{result.step:06d}.json", msgspec.json.encode(result), durable=False)
-
-
-def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each memory once: a tied head is written under the name of what it is tied to."""
-    observed: set[int] = set()
-    result = {}
-    for name, tensor in tensors.items():
-        if tensor.data_ptr() not in observed:
-            observed.add(tensor.data_ptr())
-            result[name] = tensor.contiguous()
-    return result
 
 
 def _write_down(roles: Path, rank: int, log: str) -> None:

@@ -188,6 +188,11 @@ class Qwen3(nn.Module):
         self.model = TransformerBody(config)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.reset_positions()
+
+    def reset_positions(self) -> None:
+        """Rotations by position, which no file has."""
+        config = self.config
         steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         angles = torch.outer(torch.arange(config.max_position_embeddings).float(), config.rope_theta**-steps)
         self.register_buffer("cos", angles.cos()[:, None, :], persistent=False)

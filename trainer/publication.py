@@ -1,0 +1,63 @@
+"""`ModelPublisher`: the weights of a model that takes steps, with the files that make an engine's directory of them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from rollout.weights.adapter import CONFIG
+from rollout.weights.store import VersionStore
+from rollout.weights.versions import VersionRef
+from trainer.distributed.ranks import ALONE, Ranks
+from trainer.models.load import Lora, published
+from trainer.weights import Publisher, Seconds
+
+
+class ModelPublisher:
+    """``publisher.start(3)``, work, ``publisher.wait()``. All ranks call the same; the shards of each are its own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        directory: Path,
+        *,
+        base: Path,
+        lora: Lora | None = None,
+        keep: int = 0,
+        ranks: Ranks = ALONE,
+    ):
+        """`directory` of versions, of which `keep` stay (0: all). `base`: what training began with."""
+        self.model, self.base, self.lora = model, base, lora
+        self.publisher = Publisher(VersionStore(directory), keep=keep or sys.maxsize, ranks=ranks)
+        self._resumed = False
+
+    def start(self, version: int) -> None:
+        """Begins to make this version. The first time: unless a process before this one has published these very
+        weights; versions above, of steps that were lost, are withdrawn."""
+        tensors, files = published(self.model), self._files()
+        if not self._resumed:
+            self._resumed = True
+            if self.publisher.resume(tensors, version=version, files=files):
+                return
+        self.publisher.start(version, tensors, files)
+
+    def wait(self) -> VersionRef:
+        """Makes the version that was started visible."""
+        ref = self.publisher.wait()
+        assert ref is not None, "a version was started"
+        return ref
+
+    @property
+    def seconds(self) -> Seconds:
+        return self.publisher.seconds
+
+    def close(self) -> None:
+        self.publisher.close()
+
+    def _files(self) -> dict[str, bytes]:
+        if self.lora is not None:
+            return {CONFIG: self.lora.file(self.base, self.model)}
+        paths = [path for path in self.base.iterdir() if path.is_file() and ".safetensors" not in path.name]
+        return {path.name: path.read_bytes() for path in paths}
