@@ -77,6 +77,8 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
     max_observation: int | None = None  # tokens, cut in the middle beyond; else half of max_length
     visit: KeepPlan = KeepPlan(trajectories=16)  # states to visit later
     versions: Natural = 3  # of the weights that stay, the newest; 0: all
+    save_every: Natural = 1  # steps between saves; 0: never
+    save_seconds: NotNegative = 0.0  # the same in seconds
     ranks: Count = 1  # processes that share the steps, one GPU each; a resumed run may change it
     mesh: MeshSettings = MeshSettings()  # what ranks share
     gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; else free ones

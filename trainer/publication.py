@@ -32,10 +32,17 @@ class ModelPublisher:
         self.model, self.base, self.lora = model, base, lora
         self.publisher = Publisher(VersionStore(directory), keep=keep or sys.maxsize, ranks=ranks)
         self._resumed = False
+        self._first = 0
+
+    def begin(self, step: int, last: int) -> None:
+        """Training continues after `step`, and takes those up to `last` again: what is published of them stays."""
+        self._first = self.publisher.first(step, last)
 
     def start(self, version: int) -> None:
         """Begins to make this version. The first time: unless a process before this one has published these very
         weights; versions above, of steps that were lost, are withdrawn."""
+        if version < self._first:
+            return
         tensors, files = published(self.model), self._files()
         if not self._resumed:
             self._resumed = True
@@ -43,11 +50,9 @@ class ModelPublisher:
                 return
         self.publisher.start(version, tensors, files)
 
-    def wait(self) -> VersionRef:
-        """Makes the version that was started visible."""
-        ref = self.publisher.wait()
-        assert ref is not None, "a version was started"
-        return ref
+    def wait(self) -> VersionRef | None:
+        """Makes the version that was started visible; None if it was not needed."""
+        return self.publisher.wait()
 
     @property
     def seconds(self) -> Seconds:

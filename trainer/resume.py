@@ -89,6 +89,11 @@ class Saves:
         assert isinstance(future, Future)
         self._pending = (state, future)
 
+    def poll(self) -> None:
+        """Makes the save that was started visible if it is written, on all ranks."""
+        if self._pending is not None and not self.ranks.any(not self._pending[1].done()):
+            self.wait_saved()
+
     def wait_saved(self) -> None:
         """Waits for the save that was started, if any, and makes it visible."""
         if self._pending is None:

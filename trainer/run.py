@@ -62,7 +62,7 @@ from trainer.reports.metrics import MetricsRecorder
 from trainer.reports.split import split
 from trainer.reports.trackers import open_tracker
 from trainer.settings import flat
-from trainer.steps import DistributedSteps, LocalSteps, Steps, work_plan
+from trainer.steps import DistributedSteps, LocalSteps, Steps, newest_state, work_plan
 from trainer.stream import BatchStream
 
 LOCK = "trainer.lock"
@@ -183,7 +183,7 @@ class TrainerRun:
 
     async def _load(self) -> None:
         """Consumes the policy to begin with, or the resume state of an interrupted run. Produces model, optimiser."""
-        state = await asyncio.to_thread(self.saves.newest)
+        state = await asyncio.to_thread(newest_state, self.saves, work_plan(self.config, self.directory))
         if state is None:
             start = self.config.model or self.task.start
             assert start is not None, "open_run refuses a plan without"

@@ -1,8 +1,9 @@
 """Who takes the steps of a run: this process alone, or ranks that it starts and watches.
 
-Guarantee: when `step` returns, the step and the state of the run after it are on disk, in the same directory no matter
-who took it, so that a run may continue with another number of ranks; `publish` then says which version has the weights
-after it. Ranks publish their own shards: this process holds no weights.
+Guarantee: when `step` returns, the step and the state of the run after it are on disk, saved or as a batch that is
+taken again (`trainer.replay`), in the same directories no matter who took it, so that a run may continue with another
+number of ranks; `publish` then says which version has the weights after it. Ranks publish their own shards: this
+process holds no weights.
 
 ::
 
@@ -24,22 +25,29 @@ from torch import nn
 
 from rollout.weights.versions import VersionRef
 from trainer.batches.aside import described, name_of
-from trainer.batches.sample import Sample
+from trainer.batches.sample import Sample, SampleLog
 from trainer.config import TrainConfig
 from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
 from trainer.errors import RankLost, SampleFailed, TrainerFailed
-from trainer.isolate import FAILURES, TRIES, careful_step, explained, few, find
+from trainer.isolate import FAILURES, TRIES, explained, few, find
 from trainer.learner import streams
 from trainer.models import verify
 from trainer.models.load import Lora
 from trainer.publication import ModelPublisher
+from trainer.replay import Replay, SaveInterval, StateLog
 from trainer.resume import ResumeState, Saves
 from trainer.weights import Seconds
 
 T = TypeVar("T")
 MAX_LOSSES = 3  # of ranks in a row, without a step in between
+
+
+def newest_state(saves: Saves, plan: WorkPlan) -> ResumeState | None:
+    """After the last step that is saved, or can be taken again from the log; None where there is no save yet."""
+    saved = saves.newest()
+    return None if saved is None else StateLog(Path(plan.directory, "log")).latest(saved)
 
 
 def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
@@ -53,6 +61,8 @@ def work_plan(config: TrainConfig, run: Path) -> WorkPlan:
         versions=config.versions or 0,
         roles=str(run / "roles"),
         steps=config.steps,
+        save_every=config.save_every,
+        save_seconds=config.save_seconds,
         seed=config.seed,
         objective=config.objective,
         length=config.max_length,
@@ -114,7 +124,12 @@ class LocalSteps:
     def __init__(self, plan: WorkPlan):
         self.plan = plan
         self.saves = Saves(plan.resume)
+        self.log = SampleLog(Path(plan.directory, "log"))
+        self.states = StateLog(self.log.directory)
+        self.interval = SaveInterval(plan.save_every, plan.save_seconds)
         self.learner = make_learner(plan, here(offload=plan.offload))
+        self.replay = Replay(self.learner, self.saves, self.log, plan)
+        self._step = self._parts = 0  # steps that are done, parts of the next batch that were fed
         self.model: nn.Module = self.learner.scorer.model
         self.weights = ModelPublisher(
             self.model, plan.published, base=Path(plan.model), lora=plan.lora, keep=plan.versions
@@ -124,7 +139,12 @@ class LocalSteps:
         if state is None:
             self.saves.save(self.learner, ResumeState(step=0))
         else:
-            self.saves.load(self.learner)
+            again = self.replay.rewind(state.step)
+            if again and again >= self.plan.save_every:  # who is killed more often than it saves gets on, too
+                self.saves.save(self.learner, state)
+                self.states.trim(self.plan.resume)
+            self._step = state.step
+        self.log.forget(self._step)
 
     @property
     def streams(self) -> bool:
@@ -132,34 +152,55 @@ class LocalSteps:
 
     def expect(self) -> None:
         self.learner.begin()
+        self.log.forget(self._step)
+        self._parts = 0
 
     def feed(self, samples: Sequence[Sample]) -> None:
+        if not self.interval.every:
+            self.log.write_part(self._step, self._parts, samples)
+            self._parts += 1
         try:
             self.learner.feed(samples)
         except FAILURES:  # the step of the complete batch finds out which sample it was
             self.learner.begin()
 
     def step(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:
-        plan = self.plan
-        rate = plan.rate(state.step - 1)
-        self.learner.critic_only = plan.critic_only(state.step - 1)
-        stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
+        if not self.interval.every:
+            self.log.write(state.step - 1, samples)
+        stats = self.replay.take(state.step - 1, samples)
         named = described(state.step, samples, stats.put_aside)
-        self.note(msgspec.structs.replace(state, put_aside=named))
+        self._keep(msgspec.structs.replace(state, put_aside=named))
+        self._step, self._parts = state.step, 0
         return stats.items()
+
+    def _keep(self, state: ResumeState) -> None:
+        """Saves the step; between saves it is noted, while the last save is written."""
+        if self.interval.due(state.step, self.plan.steps):
+            self.saves.start_save(self.learner, state)
+        if self.interval.every or state.step == self.plan.steps:
+            self.saves.wait_saved()
+            return
+        self.saves.poll()
+        self.states.note(state)
+        self.states.trim(self.plan.resume)
 
     def encode(self, version: int) -> None:
         self.weights.start(version)
 
     def publish(self) -> VersionRef:
-        return self.weights.wait()
+        ref = self.weights.wait()
+        assert ref is not None, "encode() comes first"
+        return ref
 
     @property
     def publication(self) -> Seconds:
         return self.weights.seconds
 
     def note(self, state: ResumeState) -> None:
-        self.saves.save(self.learner, state)
+        if self.interval.every:
+            self.saves.save(self.learner, state)
+        else:
+            self.states.note(state)
 
     def poll(self) -> None:
         pass
@@ -250,7 +291,7 @@ class DistributedSteps:
         """Ranks have published it with the step."""
 
     def publish(self) -> VersionRef:
-        assert self._last is not None, "begin() comes first"
+        assert self._last is not None and self._last.weights is not None, "begin() comes first"
         return self._last.weights
 
     @property

@@ -164,6 +164,14 @@ class Publisher:
         assert ref is not None
         return ref
 
+    def first(self, step: int, last: int) -> int:
+        """The first version to publish where training continues after `step` and takes those up to `last` again: the
+        newest that is visible, if it is one of these."""
+        newest = self.store.newest()
+        result = self._report(step if newest is None or not step < newest.version <= last else newest.version)
+        assert result is not None, "rank 0 knows"
+        return result
+
     def close(self) -> None:
         """What was started and not waited for is not published."""
         self._hand.shutdown()

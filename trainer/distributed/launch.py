@@ -28,14 +28,14 @@ from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox.errors import Invalid
 from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.watch import judge, read
-from trainer.distributed.worker import ProbeAnswer, Result, Said, StateLog, WorkPlan
+from trainer.distributed.worker import ProbeAnswer, Result, Said, WorkPlan
 from trainer.errors import RankLost, SampleFailed, TrainerFailed
+from trainer.replay import StateLog
 from trainer.resume import ResumeState, weights_of
 
 POLL = 0.1
 SILENT, STUCK = 30.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
 KILL_TIMEOUT = 30.0  # seconds for a killed rank to be gone
-LOGGED = 4  # batches that stay in the log of a live run: a save may be torn, and the one before it be gone on from
 FULL = 1 << 20  # bytes free, or fewer
 # What torchrun writes of the first rank that failed.
 CAUSE = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.DOTALL)
@@ -127,8 +127,7 @@ class Fleet:
         self.log.forget_probe()
         self.states.write(state)
         self.log.write(state.step - 1, samples)
-        self.log.forget(state.step - 1 - LOGGED)
-        self.states.path(state.step - LOGGED).unlink(missing_ok=True)
+        self.states.trim(self.plan.resume)
 
     def wait(self, step: int) -> Result:
         """Until step `step` is taken."""

@@ -3,7 +3,8 @@
 Runs under torchrun (``torchrun --nproc-per-node 4 -m trainer.distributed.worker PLAN``), which `launch` does for a run
 on one machine. All that it needs is on disk: the plan, the model directory, the log of batches, its own saves.
 Guarantee: the weights after step n are a function of the plan and the first n batches of the log, wherever and however
-often a rank was killed: on one rank bit by bit, on several up to the order of sums.
+often a rank was killed: on one rank bit by bit, on several up to the order of sums. A result is written when the step
+is saved, or noted in the log from which it is taken again; published versions never go back.
 
 ::
 
@@ -42,7 +43,7 @@ from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import shard
 from trainer.distributed.watch import Heart
-from trainer.isolate import FAILURES, careful_step, probed
+from trainer.isolate import FAILURES, probed
 from trainer.learner import Learner
 from trainer.machine import return_freed_memory
 from trainer.models.load import Lora, configuration, load
@@ -50,6 +51,7 @@ from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
 from trainer.objectives import Objective, build
 from trainer.publication import ModelPublisher
+from trainer.replay import Replay, SaveInterval, StateLog
 from trainer.resume import ResumeState, Saves
 from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
 from trainer.weights import Seconds
@@ -74,7 +76,8 @@ class WorkPlan(msgspec.Struct, kw_only=True):
     recompute: bool = False
     offload: bool = False
     lora: Lora | None = None
-    save_every: int = 1
+    save_every: int = 1  # steps; 0: by time alone
+    save_seconds: float = 0.0  # 0: by steps alone
     threads: int = 1  # of each rank
     timeout: float = 600.0  # seconds that a collective may take
     saves: str = ""  # directory of the saves; else resume/ of the directory
@@ -104,13 +107,13 @@ class WorkPlan(msgspec.Struct, kw_only=True):
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """rank 0 -> the sender of the batch: step `step` is taken, its weights are published and, where `saved`, it is on
-    disk."""
+    """rank 0 -> the sender of the batch: step `step` is taken and its weights are published. It is `saved`, or can be
+    taken again from the log."""
 
     step: int
     saved: bool
     stats: dict[str, Any]
-    weights: VersionRef
+    weights: VersionRef | None  # None: it is published already, as are steps after it
     publication: Seconds = msgspec.field(default_factory=Seconds)
 
 
@@ -129,27 +132,6 @@ class ProbeAnswer(msgspec.Struct, kw_only=True):
 
     number: int
     reason: str | None
-
-
-class StateLog:
-    """What the run is after each batch: written before the batch, saved with the step that is taken on it."""
-
-    def __init__(self, directory: Path):
-        self.directory = directory
-
-    def path(self, step: int) -> Path:
-        return self.directory / f"state-{step:06d}.json"
-
-    def write(self, state: ResumeState) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        durable.publish(self.path(state.step), msgspec.json.encode(state))
-
-    def read(self, step: int) -> ResumeState:
-        try:
-            result = msgspec.json.decode(self.path(step).read_bytes(), type=ResumeState)
-        except FileNotFoundError:
-            return ResumeState(step=step, version=step)
-        return result
 
 
 def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
@@ -215,6 +197,8 @@ class RankWorker:
         self.learner = make_learner(plan, ranks)
         self.learner.on_micro_batch = lambda: phase(f"step {self.step}")
         self.saves = Saves(plan.resume, ranks)
+        self.replay = Replay(self.learner, self.saves, self.log, plan)
+        self.interval = SaveInterval(plan.save_every, plan.save_seconds)
         self.weights = ModelPublisher(
             self.learner.scorer.model,
             plan.published,
@@ -225,6 +209,9 @@ class RankWorker:
         )
         state = self.saves.load(self.learner)
         self.step = 0 if state is None else state.step
+        if state is None and not self.interval.every:
+            self.saves.save(self.learner, ResumeState(step=0, ranks=ranks.size))
+        self.weights.begin(self.step, self.states.latest(state or ResumeState(step=0)).step)
         self._saved = {"put_aside": {line.name: line.reason for line in state.put_aside}} if state else {}
         self._probe = -1  # that was answered last
         if ranks.rank == 0:
@@ -239,20 +226,26 @@ class RankWorker:
         while self.step < self.plan.steps:
             samples = self._next()
             self.phase(f"step {self.step}")
-            plan = self.plan
-            self.learner.critic_only = plan.critic_only(self.step)
-            rate = plan.rate(self.step)
-            stats = careful_step(self.learner, samples, rate=rate, restore=lambda: self.saves.load(self.learner))
+            stats = self.replay.take(self.step, samples)
             self.step += 1
-            saved = self.step % plan.save_every == 0 or self.step == plan.steps
-            if saved:
-                self.phase(f"save step {self.step}")
-                self.saves.start_save(self.learner, self._state(samples, stats.put_aside))
-            self.weights.start(self.step)
-            self.saves.wait_saved()
-            self._report(saved=saved, stats=stats.items())
+            self._keep(self._state(samples, stats.put_aside))
+            self._report(saved=self.interval.every or self.step == self.plan.steps, stats=stats.items())
         self.weights.close()
         self.phase("end")
+
+    def _keep(self, state: ResumeState) -> None:
+        """Saves the step and encodes its weights at the same time; between saves it is noted."""
+        due = self.interval.due(self.step, self.plan.steps)
+        if self.ranks.any(due and self.ranks.rank == 0):  # by rank 0's clock
+            self.phase(f"save step {self.step}")
+            self.saves.start_save(self.learner, state)
+        self.weights.start(self.step)
+        if self.interval.every or self.step == self.plan.steps:
+            self.saves.wait_saved()
+            return
+        self.saves.poll()
+        if self.ranks.rank == 0:
+            self.states.note(state)
 
     def _state(self, samples: list[Sample], put_aside: dict[str, str]) -> ResumeState:
         """Of the run after this step."""
