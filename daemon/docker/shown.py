@@ -11,6 +11,7 @@ from typing import Any
 from blake3 import blake3
 
 from sandbox.container import services
+from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Composition, ImageInfo, Service, ServiceInfo
 from sandbox.messages.services import Restart, ServiceHealth, ServiceState
 
@@ -164,6 +165,9 @@ def inspected(composition: Composition, info: ServiceInfo) -> dict[str, Any]:
                 "MaximumRetryCount": service.restart_attempts if service.restart is Restart.ON_FAILURE else 0,
             },
             "AutoRemove": service.remove_at_end,
+            "Memory": 0 if service.limits.memory is None else parse_bytes(service.limits.memory),
+            "NanoCpus": round((service.limits.cpus or 0) * 1e9),
+            "PidsLimit": service.limits.processes,
             "PortBindings": published,
             "Binds": [f"{one.source}:{one.target}{':ro' * one.read_only}" for one in service.trees],
             "LogConfig": {"Type": "json-file", "Config": {}},

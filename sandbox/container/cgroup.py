@@ -1,7 +1,8 @@
 """The control groups of one sandbox, on hosts with v1 controllers and on pure v2 ones.
 
-Guarantee: every sandbox has exactly one v2 group, whose id is what eBPF sees; limits lie where the controllers are.
-Groups lie below ``pagurus`` in each hierarchy.
+Guarantee: every sandbox has exactly one v2 group, whose id is what eBPF sees, perhaps with groups of its services below
+(:mod:`sandbox.container.service_groups`); limits lie where the controllers are. Groups lie below ``pagurus`` in each
+hierarchy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandbox import procfs
+from sandbox.container.limits import cpu_quota, set_v1, set_v2, write
 from sandbox.errors import Invalid, Unsupported
 from sandbox.libc import checked, library
 from sandbox.messages import Limits
@@ -33,7 +35,6 @@ _SHARES = 1024  # what the kernel gives a group of v1, and an ordinary process
 #: Of v1. A JVM looks at its limits only where it sees a group of cpuset and of cpuacct, too.
 CONTROLLERS = ("memory", "cpu", "cpuacct", "cpuset", "pids", "devices")
 V2_CONTROLLERS = ("memory", "cpu", "pids")
-CPU_PERIOD = 100_000  # microseconds
 _MS_REMOUNT = 32
 HELPERS = 8  # tasks of the host that work for a sandbox which is full
 FREEZING = 40  # looks at whether it is frozen
@@ -118,10 +119,6 @@ def hierarchy() -> Hierarchy:
     return Hierarchy(unified, v1)
 
 
-def _write(path: Path, value: str | int) -> None:
-    path.write_text(f"{value}\n")
-
-
 def _weight(cpus: float | None) -> float:
     """What a sandbox weighs where processors are short: as much as it may use, in ordinary processes."""
     cores = os.cpu_count() or 1
@@ -150,14 +147,14 @@ def prepare_host() -> None:
     if "cpuset" in host.v1:  # of no use before it has processors and memory, which its children then begin with
         parent = host.v1["cpuset"] / PARENT
         for name in ("cpuset.cpus", "cpuset.mems"):
-            _write(parent / name, (parent.parent / name).read_text().strip())
-        _write(parent / "cgroup.clone_children", 1)
+            write(parent / name, (parent.parent / name).read_text().strip())
+        write(parent / "cgroup.clone_children", 1)
     if "pids" in host.v1:
-        _write(host.v1["pids"] / PARENT / "pids.max", process_budget())
+        write(host.v1["pids"] / PARENT / "pids.max", process_budget())
     if "cpu" in host.v1:  # as much as an ordinary process on each processor: v1 gives it as much as one on all
-        _write(host.v1["cpu"] / PARENT / "cpu.shares", _SHARES * (os.cpu_count() or 1))
+        write(host.v1["cpu"] / PARENT / "cpu.shares", _SHARES * (os.cpu_count() or 1))
         (host.v1["cpu"] / ASIDE).mkdir(exist_ok=True)
-        _write(host.v1["cpu"] / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
+        write(host.v1["cpu"] / ASIDE / "cpu.shares", _SHARES * ASIDE_WEIGHT // 100)
     if host.pure:
         target = set(V2_CONTROLLERS)
         for group in (host.unified, host.unified / PARENT):
@@ -169,20 +166,20 @@ def prepare_host() -> None:
                     hint="enable them in cgroup.subtree_control above it; `pagurus doctor` tries them",
                 )
             if target - enabled:
-                _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(target)))
+                write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(target)))
         if "pids" in target:
-            _write(host.unified / PARENT / "pids.max", process_budget())
+            write(host.unified / PARENT / "pids.max", process_budget())
         for group in (host.unified / PARENT / SHIMS, host.unified / ASIDE):
             group.mkdir(exist_ok=True)
         if "cpu" in target:
-            _write(host.unified / ASIDE / "cpu.weight", ASIDE_WEIGHT)
+            write(host.unified / ASIDE / "cpu.weight", ASIDE_WEIGHT)
 
 
 def step_aside() -> None:
     """From now on this process has half of an ordinary one's part, where processors are short."""
     host = hierarchy()
     prepare_host()
-    _write((host.unified if host.pure else host.v1["cpu"]) / ASIDE / "cgroup.procs", os.getpid())
+    write((host.unified if host.pure else host.v1["cpu"]) / ASIDE / "cgroup.procs", os.getpid())
 
 
 def _remount(point: Path, options: str) -> None:
@@ -213,7 +210,7 @@ class Cgroup:
                 made.append(path)
             self._limit_devices()
             if (sockets := self._sockets()) is not None:
-                _write(
+                write(
                     sockets, -1
                 )  # from now on they are counted, also those that a restore makes before it limits them
         except OSError:
@@ -247,36 +244,18 @@ class Cgroup:
     def apply(self, limits: Limits) -> None:
         """Set all limits. After a restore, never before: CRIU needs more than the sandbox."""
         memory = None if limits.memory is None else parse_bytes(limits.memory)
-        quota = None if limits.cpus is None else max(1000, int(limits.cpus * CPU_PERIOD))
-        weight = _weight(limits.cpus)
+        quota, weight = cpu_quota(limits.cpus), _weight(limits.cpus)
         if self.pure:
-            _write(self.path / "memory.max", memory or "max")
-            if (self.path / "memory.swap.max").exists():
-                _write(self.path / "memory.swap.max", 0 if memory else "max")
-            _write(self.path / "cpu.max", f"{quota or 'max'} {CPU_PERIOD}")
-            _write(self.path / "cpu.weight", min(max(1, int(100 * weight)), 10_000))
-            _write(self.path / "pids.max", limits.processes or "max")
+            set_v2(self.path, memory=memory, quota=quota, processes=limits.processes)
+            write(self.path / "cpu.weight", min(max(1, int(100 * weight)), 10_000))
             return
-        self._apply_v1(limits, memory, quota, weight)
-
-    def _apply_v1(self, limits: Limits, memory: int | None, quota: int | None, weight: float) -> None:
-        if path := self.v1.get("memory"):
-            swap = path / "memory.memsw.limit_in_bytes"
-            steps = [path / "memory.limit_in_bytes", *([swap] if swap.exists() else [])]
-            current = int(steps[0].read_text())
-            if memory is None or memory > current:
-                steps.reverse()  # memory + swap may never be below memory
-            for step in steps:
-                _write(step, -1 if memory is None else memory)
+        processes = None if limits.processes is None else limits.processes + SHIM_TASKS
+        set_v1(self.v1, memory=memory, quota=quota, processes=processes)
         if (sockets := self._sockets()) is not None:
             used = int(sockets.with_name("memory.kmem.tcp.usage_in_bytes").read_text())
-            _write(sockets, -1 if memory is None else max(memory // SOCKET_PART, used))
+            write(sockets, -1 if memory is None else max(memory // SOCKET_PART, used))
         if path := self.v1.get("cpu"):
-            _write(path / "cpu.cfs_period_us", CPU_PERIOD)
-            _write(path / "cpu.cfs_quota_us", quota or -1)
-            _write(path / "cpu.shares", min(max(2, int(_SHARES * weight)), 1 << 18))
-        if path := self.v1.get("pids"):
-            _write(path / "pids.max", "max" if limits.processes is None else limits.processes + SHIM_TASKS)
+            write(path / "cpu.shares", min(max(2, int(_SHARES * weight)), 1 << 18))
 
     def _sockets(self) -> Path | None:
         """On v1 the buffers of TCP and UDP have a limit of their own, and none at first. On v2 they are memory."""
@@ -286,9 +265,9 @@ class Cgroup:
 
     def _limit_devices(self) -> None:
         if path := self.v1.get("devices"):
-            _write(path / "devices.deny", "a")
+            write(path / "devices.deny", "a")
             for rule in DEVICES:
-                _write(path / "devices.allow", rule)
+                write(path / "devices.allow", rule)
 
     def lift(self) -> None:
         """Remove the limits of `apply` (before a restore)."""
@@ -355,13 +334,10 @@ class Cgroup:
     def oom_kills(self) -> int:
         """Processes that the OOM killer has ended in this sandbox so far."""
         if self.pure:
-            path = f"{self.path}/memory.events"
-        elif "memory" in self.v1:
-            path = f"{self.v1['memory']}/memory.oom_control"
-        else:
+            return _oom_kills(f"{self.path}/memory.events")
+        if "memory" not in self.v1:
             return 0
-        _, result, rest = procfs.read_bytes(path).partition(b"oom_kill ")
-        return int(rest.split(None, 1)[0]) if result else 0
+        return sum(_oom_kills(f"{group}/memory.oom_control") for group in _tree(self.v1["memory"]))
 
     # ---------------------------------------------------------------- control
 
@@ -390,7 +366,7 @@ class Cgroup:
                     signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
 
     def freeze(self) -> None:
-        _write(self.path / "cgroup.freeze", 1)
+        write(self.path / "cgroup.freeze", 1)
 
     @property
     def frozen(self) -> bool:
@@ -415,10 +391,10 @@ class Cgroup:
                 if "frozen 1" in (self.path / "cgroup.events").read_text():
                     break
                 await asyncio.sleep(0.005)
-            _write(path / "pids.max", limits.processes + SHIM_TASKS + HELPERS)
+            write(path / "pids.max", limits.processes + SHIM_TASKS + HELPERS)
             yield
         finally:
-            _write(path / "pids.max", limits.processes + SHIM_TASKS)
+            write(path / "pids.max", limits.processes + SHIM_TASKS)
             if not held:
                 await asyncio.shield(asyncio.to_thread(thaw))
 
@@ -426,12 +402,12 @@ class Cgroup:
         """Take a process of the host into all groups that the sandbox's processes are in."""
         for path in dict.fromkeys((self.path, *self.v1.values())):
             if path.is_dir():  # a sandbox that an older version made is in fewer
-                _write(path / "cgroup.procs", pid)
+                write(path / "cgroup.procs", pid)
 
     def thaw(self) -> None:
         """Thaw it, unless everything on this host is to be frozen."""
         if not STANDSTILL.holds():
-            _write(self.path / "cgroup.freeze", 0)
+            write(self.path / "cgroup.freeze", 0)
 
     async def wait_empty(self) -> None:
         """Returns when no process is left."""
@@ -450,6 +426,11 @@ class Cgroup:
             asyncio.get_running_loop().remove_reader(watcher.fileno())
             watcher.close()
             os.close(fd)
+
+
+def _oom_kills(path: str) -> int:
+    _, result, rest = procfs.read_bytes(path).partition(b"oom_kill ")
+    return int(rest.split(None, 1)[0]) if result else 0
 
 
 def _take(watcher: select.epoll, changed: asyncio.Event) -> None:

@@ -48,6 +48,7 @@ from sandbox.container.process import (
     unreaped_status,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
+from sandbox.container.service_groups import ServiceGroups
 from sandbox.container.services import Join
 from sandbox.container.shim import Shim, ShimError, ShimGone, launch
 from sandbox.container.spawn import ID_RANGE, PATH
@@ -98,6 +99,7 @@ class Container:
     def __init__(self, spec: ContainerSpec):
         self.spec = spec
         self.cgroup = Cgroup(spec.id)
+        self.groups = ServiceGroups(self.cgroup, spec.composition)
         self.root = spec.run_dir / "root"  # the overlay, in the shim's mount namespace
         self.layer = paths.runtime_layer(spec.layer)
         self.init_pid: int | None = None
@@ -250,6 +252,7 @@ class Container:
     async def change_services(self, composition: Composition | None) -> None:
         """From now on it has these services: the next pid 1 mounts their roots. The present one is left as it is."""
         self.spec = dataclasses.replace(self.spec, composition=composition)
+        await asyncio.to_thread(self.groups.divide, composition, self.spec.limits)
         await self.call("joins", *_words(services.joins(composition)))
 
     async def join_service(self, composition: Composition, name: str) -> None:
@@ -267,7 +270,13 @@ class Container:
     async def limit(self) -> None:
         """Set all limits. Of a restored sandbox once it is complete: until then a full one takes more than it may."""
         self.cgroup.apply(self.spec.limits)
+        self.groups.apply(self.spec.limits)
         await asyncio.to_thread(quota.limit, self.tree, self.spec.id, await self._disk())
+
+    def lift(self) -> None:
+        """Remove the limits of what is in memory, before a restore."""
+        self.cgroup.lift()
+        self.groups.lift()
 
     async def _disk(self) -> int | None:
         """The limit of what it writes. Raises Unsupported for one that this kernel cannot keep."""
@@ -443,7 +452,7 @@ class Container:
 
         async def launch_command() -> RunningCommand:
             (pid, stream, *inner), fds = await spawn.start(
-                self, flags, uid, cwd, argv, variables, gid, groups, root=root, oom_kills=before
+                self, flags, uid, cwd, argv, variables, gid, groups, root=root, joins=root, oom_kills=before
             )
             handles = self._handles(int(pid), int(stream), fds[0], int(inner[0]) if inner else 0)
             return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, report=on_output, outlet=outlet)

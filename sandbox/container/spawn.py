@@ -34,12 +34,14 @@ async def start(
     groups: Sequence[int] = (),
     *,
     root: str = "",
+    joins: str = "",
     oom_kills: int | None = None,
 ) -> tuple[list[str], list[int]]:
     """Start a program; the shim's answer: (pid, stream, its pid in the sandbox), and the descriptors. `flags`: STDIN.
 
-    `root`: of a service, in which `cwd` lies; "": the sandbox's. `oom_kills`: what the sandbox's group has counted so
-    far, for who has just looked.
+    `root`: of a service, in which `cwd` lies; "": the sandbox's. `joins`: the root of the service whose groups it is to
+    join; without a `root` it gets them as its descriptors from 4 on. `oom_kills`: what the sandbox's group has counted
+    so far, for who has just looked.
     """
     if not argv or not argv[0]:
         raise Invalid("an empty command", sandbox=container.spec.id, hint="give a program, or a line for the shell")
@@ -53,17 +55,19 @@ async def start(
     variables = [f"{name}={value}" for name, value in env.items()]
     before = container.cgroup.oom_kills() if oom_kills is None else oom_kills
     try:
-        answer: tuple[list[str], list[int]] = await container.call(
-            "exec",
-            flags | (_ROOT if root else 0),
-            uid,
-            gids,
-            cwd,
-            *([root] if root else []),
-            len(argv),
-            *argv,
-            *variables,
-        )
+        with container.groups.opened(joins) as groups:
+            answer: tuple[list[str], list[int]] = await container.call(
+                "exec",
+                flags | (_ROOT if root else 0),
+                uid,
+                gids,
+                cwd,
+                *([root] if root else []),
+                len(argv),
+                *argv,
+                *variables,
+                fds=groups,
+            )
         return answer
     except ShimGone as error:
         raise container.dead("its shim is gone") from error

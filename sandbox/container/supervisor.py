@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sandbox import paths
 from sandbox.container import spawn
 from sandbox.container.paced import LARGE, PacedReader
 from sandbox.container.process import Drain
@@ -185,7 +186,9 @@ async def start(container: Container, name: str, program: Program) -> StartedSup
 
 async def _first_words(container: Container, argv: Sequence[str], program: Program) -> tuple[int, bytes]:
     """Start it, adopted by pid 1; its pid on the host, and what it says on its stdout until it closes that."""
-    (pid, stream, *_), fds = await spawn.start(container, 0, 0, "/" if program.root else program.cwd, argv, program.env)
+    joins = program.root if container.layer == paths.runtime_layer() else ""  # an older one would keep what it is given
+    cwd = "/" if program.root else program.cwd
+    (pid, stream, *_), fds = await spawn.start(container, 0, 0, cwd, argv, program.env, joins=joins)
     said = Drain(fds[1], 256)
     try:
         async with asyncio.timeout(_TIMEOUT):

@@ -34,7 +34,7 @@ from sandbox.container.identity import machine_id
 from sandbox.container.shim import ShimError, going_first
 from sandbox.content import dumpfile
 from sandbox.content.pages import PageStore
-from sandbox.criu import dump, equality, inotify, prune, rewrite
+from sandbox.criu import dump, equality, inotify, prune, rewrite, service_groups
 from sandbox.criu import restore as restoring
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
@@ -374,7 +374,7 @@ class Checkpointer:
         images = self._images_of(container) / str(next(self._numbers))
         preparing = asyncio.ensure_future(asyncio.to_thread(self._images, container, source, images, verify))
         try:
-            container.cgroup.lift()
+            container.lift()
             if waiting is None:  # a fresh CRIU starts during the preparation, and needs the pipes before
                 pipes = await asyncio.to_thread(_outside_pipes, source)
             else:
@@ -436,6 +436,8 @@ class Checkpointer:
             machine=machine_id(spec.id),
             address=container.address,
         )
+        groups = container.groups
+        adapted.grouped = service_groups.place(images, groups.paths(), groups.places())
         if verify or adapted.locks:  # it will be held
             adapted.stopped = rewrite.wake(images)
         lean = images.with_name(images.name + LEAN)

@@ -3,7 +3,8 @@
 Guarantee: :func:`restore` returns the host pid of a complete, attached, held process tree, or raises RestoreFailed and
 leaves no process of it behind. The images given are never changed.
 
-CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move. One
+CRIU runs inside the sandbox's cgroups and in a cgroup namespace rooted there, so the restored tasks need no move, but
+for those of services with groups of their own: CRIU moves each before it makes its memory (service_groups.py). One
 may wait next to a living sandbox for its next restore: outside the groups, so that it is no part of the sandbox, but in
 its cgroup namespace, and it sees what is mounted at the root later (native/mounts.c).
 """
@@ -143,8 +144,9 @@ async def _spawn(
             join = ("cgroup",) if waits else ()
             return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
 
-        preload = None if container.spec.composition is None else paths.rooted()
-        root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload)
+        composed = container.spec.composition is not None
+        preload, groups = (paths.rooted(), container.groups.places()) if composed else (None, {})
+        root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload, groups)
         return WarmCriu(await rpc.CriuWorker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
     finally:
         for fd in fds:
@@ -174,6 +176,8 @@ async def restore(
     keys = [f"{EXTERNAL_MOUNT}{number}" for number in range(len(container.binds))]
     keys += [f"{VIEW_MOUNT}{name}" for name, _, _ in container.views]
     options.external.extend(f"mnt[{key}]:{rpc.MOUNTS}/{number}" for number, key in enumerate(keys))
+    if images.grouped:
+        options.manage_cgroups_mode, options.cgroup_yard = protobuf.CG_NONE, rpc.GROUPS
     if own_network:
         options.empty_ns = namespaces.IDS["net"]
     for key, number in process.inherited.items():

@@ -42,6 +42,7 @@ class AdaptedImages:
     removed_segments: list[int] = field(default_factory=list)  # ids of shared memory that goes with its last user
     locks: list[Lock] = field(default_factory=list)  # POSIX locks, which CRIU may lose
     stopped: dict[int, int] = field(default_factory=dict)  # pid in the sandbox -> signal; see `wake`
+    grouped: bool = False  # CRIU moves processes into the groups of their services
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
 
 

@@ -21,7 +21,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -124,6 +124,7 @@ def _find_pycriu() -> None:
 IMAGES = "/images"
 SANDBOX = "/sandbox"
 MOUNTS = "/mounts"
+GROUPS = "/groups"
 IMAGES_FD = 4  # in the launcher; 3 is the socket
 FIRST_FD = 5  # of those that a worker is given
 
@@ -147,9 +148,10 @@ class Root:
     mounts: Sequence[Path] = ()  # directories of the host that the sandbox gets, likewise
     result: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
     preload: Path | None = None  # a library that is loaded before CRIU's own
+    groups: Mapping[str, Path] = field(default_factory=dict)  # the sandbox's control groups, by their names in GROUPS
 
-    def program(self, *, cgroup_namespace: bool) -> list[str]:
-        """The argument vector that starts CRIU; verbs are appended."""
+    def program(self, *, cgroup_namespace: bool, first_group: int) -> list[str]:
+        """The argument vector that starts CRIU; verbs are appended. `first_group`: descriptor of the first of these."""
         plugins = paths.criu_plugins().resolve()  # the private root has no link to it
         preload = [] if self.preload is None else [self.preload.resolve()]
         for needed in (launcher(), paths.criu(), plugins / "waits.so", *preload):
@@ -159,6 +161,7 @@ class Root:
         return [
             str(launcher()),
             f"images={IMAGES_FD}",
+            *(f"group={name}:{first_group + number}" for number, name in enumerate(self.groups)),
             f"run={self.cache}",
             *(f"program={part}" for part in (*_parts(words), str(plugins), *preload)),
             *(f"preload={part}" for part in preload),
@@ -177,6 +180,18 @@ def _detached(directory: Path) -> int:
     with closing(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         flags = _OPEN_TREE_CLONE | _AT_EMPTY_PATH | os.O_CLOEXEC
         return checked(library.syscall(_SYS_OPEN_TREE, fd, b"", flags), str(directory))
+
+
+def _all_detached(directories: Sequence[Path]) -> list[int]:
+    result: list[int] = []
+    try:
+        for directory in directories:
+            result.append(_detached(directory))
+    except BaseException:
+        for fd in result:
+            os.close(fd)
+        raise
+    return result
 
 
 _BY_ITS_NAME = "${0%/bin/criu}"  # in a launcher that scripts/criu.sh wrote: the directory above its own
@@ -217,16 +232,17 @@ class CriuWorker:
     @classmethod
     async def spawn(cls, root: Root, spawn: Spawn, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> CriuWorker:
         """Start a worker; `fds` become its descriptors FIRST_FD, FIRST_FD + 1, ... (3 is the socket)."""
-        argv = root.program(cgroup_namespace=cgroup_namespace)
-        images = await asyncio.to_thread(_detached, root.images)
+        result = [fd for fd in root.result if fd is not None]
+        argv = root.program(cgroup_namespace=cgroup_namespace, first_group=FIRST_FD + len(fds) + len(result))
+        images, *groups = await asyncio.to_thread(_all_detached, [root.images, *root.groups.values()])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as undo, theirs:
             undo.enter_context(ours)
-            result = [fd for fd in root.result if fd is not None]
             try:
-                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *result])
+                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *result, *groups])
             finally:
-                os.close(images)
+                for fd in (images, *groups):
+                    os.close(fd)
             pidfd = os.pidfd_open(pid)
             undo.pop_all()
         return cls(ours, pid, pidfd)

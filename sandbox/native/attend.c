@@ -7,7 +7,8 @@
  *
  *   attend DIRECTORY [ROOT CWD] MODE UID GID[,GID...] LIMIT ROWS COLUMNS FIRST ARGUMENT...
  *
- * Its environment is the program's, and without ROOT, that of a service, its working directory too.
+ * Its environment is the program's, and without ROOT, that of a service, its working directory too. Descriptors that it
+ * is started with from 4 on are lists of processes of control groups: its program joins these, and we do not.
  *
  *   process   stdin, stdout and stderr are pipes; the last LIMIT bytes of each output are kept
  *   terminal  a pseudoterminal of ROWS x COLUMNS; the last LIMIT bytes are kept
@@ -114,6 +115,7 @@ static bool fresh = true;    /* nobody has attached yet */
 static bool terminal, session;
 static const char *root, *cwd;  /* of the program, where that has another root than we; else NULL */
 static int rq = -1, rs = -1, signals = -1, in = -1, codes = -1;
+static int groups_count;
 static char directory[256], rq_path[272], rs_path[272];
 
 /* ------------------------------------------------------------------ without a libc */
@@ -261,6 +263,19 @@ static uint32_t groups_of(const char *text, uint32_t *groups, long *count) {
     return gid;
 }
 
+/* What is open from 4 on when we begin. */
+static int groups_given(void) {
+    int count = 0;
+    while (call(SYS_fcntl, 4 + count, 1 /* F_GETFD */, 0, 0) >= 0) count++;
+    return count;
+}
+
+static long join_groups(void) {
+    long result = 0;
+    for (int i = 0; i < groups_count && result >= 0; i++) result = call(SYS_write, 4 + i, "0", 1, 0);
+    return result;
+}
+
 static long become_user(long uid, const char *listed) {
     uint32_t groups[MAX_GROUPS];
     long count, gid = groups_of(listed, groups, &count);
@@ -276,6 +291,7 @@ static void become_program(const int fd[3], int extra[2], long first, long uid, 
     const char *path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     for (char **e = envp; *e; e++)
         if (same(*e, "PATH=", 5)) path = *e + 5;
+    long joined = join_groups();
     call(SYS_setsid, 0, 0, 0, 0);
     for (int i = 0; i < 3; i++) call(SYS_dup2, fd[i], i, 0, 0);
     if (terminal) call(SYS_ioctl, 0, TIOCSCTTY, 0, 0);
@@ -290,7 +306,8 @@ static void become_program(const int fd[3], int extra[2], long first, long uid, 
         keep = first + 2;
     }
     call(SYS_close_range, keep, ~0U, 0, 0);
-    long error = root ? call(SYS_chroot, root, 0, 0, 0) : 0;
+    long error = joined;
+    if (error >= 0 && root) error = call(SYS_chroot, root, 0, 0, 0);
     if (error >= 0) error = become_user(uid, gids);
     if (error >= 0 && root && (error = call(SYS_chdir, cwd, 0, 0, 0)) < 0) {
         int code = (int)-error | CWD;
@@ -348,6 +365,7 @@ static void start_program(long uid, const char *gids, long rows, long columns, l
     child = (int)need(call(SYS_fork, 0, 0, 0, 0), "fork");
     if (!child) become_program(fd, extra, first, uid, gids, argv, envp, report[1]);
     call(SYS_close, report[1], 0, 0, 0);
+    for (int i = 0; i < groups_count; i++) call(SYS_close, 4 + i, 0, 0, 0);
     int code = 0;
     long got;
     while ((got = call(SYS_read, report[0], &code, sizeof code, 0)) == -EINTR) {
@@ -733,6 +751,7 @@ __attribute__((used)) static void start(long *stack) {
     session = is(argv[2], "session");
     long limit = number(argv[5]);
     holding = !session && !number(argv[8]);
+    groups_count = groups_given();
     mask_all(true);
     call(SYS_umask, 077, 0, 0, 0);
     call(SYS_mkdir, "/.pagurus/run", 0700, 0, 0);

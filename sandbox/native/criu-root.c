@@ -13,6 +13,7 @@
  *   cgroupns=new   a cgroup namespace rooted where we were started (restored tasks inherit CRIU's cgroups)
  *   run=DIR        on a tmpfs, lies at /run: CRIU keeps there what it knows of the kernel, or probes it for 40 ms
  *   images=FD      a detached mount of the directory of images, at /images
+ *   group=NAME:FD  likewise of the sandbox's control group in one hierarchy, at /groups/NAME
  *   program=PATH   read-only, at the same place: a directory, file or link that CRIU consists of; any number
  *   sandbox=DIR    the root of the sandbox, at /sandbox; what is mounted there later is seen
  *   mount=DIR      a directory that the sandbox gets from the host, at /mounts/0, /mounts/1 and so on
@@ -133,6 +134,9 @@ static bool option(const char *word) {
         add("run", take(value));
     } else if (strncmp(word, "images=", size) == 0) {
         add("images", atoi(value));
+    } else if (strncmp(word, "group=", size) == 0) {
+        snprintf(at, sizeof at, "groups/%.*s", (int)strcspn(value, ":"), value);
+        add(at, atoi(value + strcspn(value, ":") + 1));
     } else if (strncmp(word, "program=", size) == 0) {
         add_program(value);
     } else if (strncmp(word, "sandbox=", size) == 0) {

@@ -404,7 +404,7 @@ static bool groups_of(char *text, struct command *c) {
     return false;
 }
 
-/* exec FLAGS UID GID[,GID...] CWD [ROOT] COUNT ARGUMENT... VARIABLE...  ->  ok PID STREAM INNER, with pidfd, stdout, stderr[, stdin] */
+/* exec FLAGS UID GID[,GID...] CWD [ROOT] COUNT ARGUMENT... VARIABLE..., with the groups of a service that it joins  ->  ok PID STREAM INNER, with pidfd, stdout, stderr[, stdin] */
 static void command_exec(void) {
     long flags, uid;
     struct command c = {.fd = {-1, -1, -1}};
@@ -416,6 +416,8 @@ static void command_exec(void) {
     c.cwd = field[4];
     c.root = flags & EXEC_ROOT ? field[5] : NULL;
     c.uid = (uid_t)uid;
+    c.group = passed;
+    c.in_groups = passed_count;
     int mine[3] = {-1, -1, -1};
     if (!open_pipes(flags, &c, mine)) out.failure = (struct failure){.stage = "pipes", .error = errno};
     if (!out.failure.stage[0]) start_command(&shim, &c, &out);

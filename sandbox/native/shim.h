@@ -82,6 +82,8 @@ struct command {
     gid_t groups[MAX_GROUPS];  /* supplementary */
     int group_count;
     int fd[3];                /* -1: the sandbox's own /dev/null */
+    const int *group;         /* the cgroup.procs of the groups of a service */
+    int in_groups;            /* how many */
 };
 
 struct host_command {

@@ -306,6 +306,13 @@ static int enter_directory(const char *path) {
     return -1;
 }
 
+/* A program of a service joins its groups. An attendant gets them as descriptors from 4 on: its program joins them. */
+static int take_groups(const struct command *c) {
+    for (int i = 0; i < c->in_groups; i++)
+        if (c->root ? write(c->group[i], "0", 1) != 1 : dup2(c->group[i], 4 + i) < 0) return -1;
+    return 0;
+}
+
 static void become_command(const struct command *c, bool no_new_privs, int status) __attribute__((noreturn));
 static void become_command(const struct command *c, bool no_new_privs, int status) {
     const char *stage;
@@ -326,7 +333,8 @@ static void become_command(const struct command *c, bool no_new_privs, int statu
     umask(022);
     unblock_signals();
     if (status != 3 && dup3(status, 3, O_CLOEXEC) < 0) _exit(127);
-    if (syscall(SYS_close_range, 4, ~0U, 0) < 0) give_up(3, "descriptors");
+    if (take_groups(c) < 0) give_up(3, "groups");
+    if (syscall(SYS_close_range, c->root ? 4 : 4 + c->in_groups, ~0U, 0) < 0) give_up(3, "descriptors");
     if (c->root && (enter_directory(c->root) < 0 || chroot(".") < 0)) give_up(3, "service");
     /* With the credentials of the user, as a login would; root of the sandbox may enter anywhere. */
     if (c->uid == 0 && enter_directory(c->cwd) < 0) give_up(3, "cwd");

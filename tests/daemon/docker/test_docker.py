@@ -16,6 +16,7 @@ from docker.errors import APIError, BuildError, ContainerError, ImageNotFound, N
 
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
+from sandbox.container.cgroup import hierarchy
 from sandbox.errors import Invalid
 from sandbox.messages import Composition, CreateRequest, Limits, Mount, SandboxInfo, Service
 from tests.support.daemon_host import Daemon
@@ -195,6 +196,32 @@ async def test_volumes_lie_in_one_another(sb: Sandbox, engine: Any) -> None:
     async with (await sb.fork(1))[0].sandbox as fork:
         for one in (sb, fork):
             assert (await one.exec(look, service="box")).stdout == b"out\nin\ngiven\nconf\n"
+
+
+async def test_each_meets_its_own_limits(sb: Sandbox, engine: Any) -> None:
+    if hierarchy().pure:
+        pytest.skip("services have no groups of their own on v2")
+
+    def acts() -> None:
+        run = engine.containers.run
+        other = run("debian", "sleep 1000", name="other", detach=True, mem_limit="64m", pids_limit=4)
+        other.reload()
+        said = other.attrs["HostConfig"]
+        assert (said["Memory"], said["PidsLimit"]) == (64 << 20, 4)
+        hog = ["python3", "-c", "x = bytes([1]) * (100 << 20); print(len(x))"]
+        with pytest.raises(ContainerError) as failed:
+            run("debian", hog, name="hog", mem_limit="64m", remove=True)
+        assert failed.value.exit_status == 137
+        assert run("debian", hog, name="hog", remove=True) == b"104857600\n"  # another one of that name
+        many = "for n in 1 2 3 4 5 6 7 8; do sleep 100 & done; echo all"
+        with pytest.raises(ContainerError, match="fork"):
+            run("debian", ["sh", "-c", many], pids_limit=4, remove=True)
+        assert run("debian", ["sh", "-c", many], remove=True) == b"all\n"
+        assert other.exec_run(["sh", "-c", many]).exit_code != 0
+        other.reload()
+        assert other.status == "running"
+
+    await asyncio.to_thread(acts)
 
 
 async def test_what_happens_is_reported(sb: Sandbox, engine: Any) -> None:
