@@ -15,7 +15,11 @@ trainer
   is killed and which become one in the second half: `ranks_to_one_difference`, the norm of what differs over that of
   the tensor, at most.
 
-What it does not cover: GPUs, several hosts.
+- `hosts` (`--hosts 3`, alone): ranks on hosts of their own, network namespaces behind links of 1 Gbit/s: how far the
+  weights are from one rank's, what a killed host costs, bytes that a version moves over those that changed, and what a
+  rank holds (PSS) over its shard, which is 18 bytes of each of its weights (`--model 135m`; the default is small).
+
+What it does not cover: GPUs.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from typing import Any
 
 import torch
 
-from bench.harness import aftermath, command
+from bench.harness import aftermath, command, trainer_hosts
 from rollout.engine.client import Sampling
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
 from rollout.engine.launch import embedded
@@ -71,6 +75,11 @@ LARGER = ModelConfig(
     vocab_size=4000, hidden_size=384, intermediate_size=1152, num_hidden_layers=8, num_attention_heads=6,
     num_key_value_heads=6, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
+SMOL = ModelConfig(  # as SmolLM2-135M
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+    num_key_value_heads=3, head_dim=64, max_position_embeddings=2048,
+)  # fmt: skip
+SIZES = {"least": ModelConfig(vocab_size=300), "small": CONFIG, "135m": SMOL}
 SERVED = CHECKOUT / "examples" / "fix_the_service" / "start"
 BUDGET = 2048
 LITTLE = 64  # tokens of a micro-batch that needs less memory than a save
@@ -330,10 +339,31 @@ def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]
         fleet.stop()
 
 
+def several_hosts(count: int, model: str, rate: str) -> dict[str, Any]:
+    """What a rank holds is compared with a rank of the smallest model, which is all but torch itself."""
+    trainer_hosts.need_tools()
+
+    def measured(config: ModelConfig) -> dict[str, Any]:
+        batches = [
+            make_samples(step, groups=3, longest=64, vocabulary=config.vocab_size)
+            for step in range(trainer_hosts.STEPS)
+        ]
+        return trainer_hosts.measure(config, count, batches, budget=256, rate=rate)
+
+    least = measured(SIZES["least"])
+    result = measured(SIZES[model]) if model != "least" else least
+    held = max(result.pop("rank_pss")) - max(least.pop("rank_pss")) if result is not least else 0
+    shard = result["shard_bytes"] - least["shard_bytes"]
+    return result | ({"held_bytes": held, "held_to_shard": round(held / shard, 3)} if shard else {})
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind that are compared")
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--hosts", type=int, help="measure a trainer on so many hosts instead")
+    parser.add_argument("--model", choices=SIZES, default="small", help="of the hosts' trainer")
+    parser.add_argument("--rate", default="1gbit", help="of each host's link")
     parser.add_argument("--only", choices=PARTS, help="one part, not all of them")
     parser.add_argument("--keep-freed", action="store_true", help="leave the C library as it is: what that saves")
     parser.add_argument("--only-memory", type=int, metavar="BUDGET", help=argparse.SUPPRESS)
@@ -343,6 +373,9 @@ def main(argv: list[str] | None = None) -> int:
         return_freed_memory()  # as a trainer does
     if options.only_memory:
         print(json.dumps(measure_memory(options.only_memory)))
+        return 0
+    if options.hosts:
+        command.show(several_hosts(options.hosts, options.model, options.rate), options)
         return 0
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "efficiency": lambda: efficiency(options.rounds),

@@ -27,10 +27,15 @@ class ModelPublisher:
         lora: Lora | None = None,
         keep: int = 0,
         ranks: Ranks = ALONE,
+        apart: bool = False,
+        first: bool = True,
     ):
-        """`directory` of versions, of which `keep` stay (0: all). `base`: what training began with."""
+        """`directory` of versions, of which `keep` stay (0: all). `base`: what training began with. `apart`: each host
+        has a directory of its own."""
         self.model, self.base, self.lora = model, base, lora
-        self.publisher = Publisher(VersionStore(directory), keep=keep or sys.maxsize, ranks=ranks)
+        self.publisher = Publisher(
+            VersionStore(directory), keep=keep or sys.maxsize, ranks=ranks, apart=apart, first=first
+        )
         self._resumed = False
         self._first = 0
 

@@ -16,7 +16,9 @@ import errno
 import random
 import shutil
 import warnings
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,12 +63,21 @@ class ResumeState(msgspec.Struct, kw_only=True):
     ranks: int = 1  # that wrote it
 
 
+@dataclass(frozen=True)
+class ShardCarrier:
+    """Takes files to the host that keeps the saves."""
+
+    upload: Callable[[Path], None]
+    first: bool  # of the ranks on this host
+
+
 class Saves:
     """``saves.start_save(learner, ResumeState(step=3))``, work, ``saves.wait_saved()``. All ranks call the same, in
     order."""
 
-    def __init__(self, directory: Path, ranks: Ranks = ALONE):
-        self.directory, self.ranks = directory, ranks
+    def __init__(self, directory: Path, ranks: Ranks = ALONE, *, carry: ShardCarrier | None = None):
+        """`carry`: from a host without the directory that rank 0 writes to."""
+        self.directory, self.ranks, self.carry = directory, ranks, carry
         self.notes: list[str] = []  # saves that were passed over, and why
         self._group = None if ranks.alone else dist.new_group(backend="gloo")  # its own: a thread uses it
         self._pending: tuple[ResumeState, Future[Any]] | None = None
@@ -79,6 +90,9 @@ class Saves:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             (aside / "state.json").write_bytes(msgspec.json.encode(state))
+        elif self.carry is not None and self.carry.first:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
         self._together()
         (aside / f"random-{self.ranks.rank}.msgpack").write_bytes(msgspec.msgpack.encode(_chance()))
         tensors = _tensors(learner)
@@ -101,6 +115,7 @@ class Saves:
         (state, future), self._pending = self._pending, None
         try:
             future.result()
+            self._carry()
         except Exception as error:
             if shutil.disk_usage(self.directory).free < 1 << 20:
                 raise OSError(errno.ENOSPC, "no space left for the resume state") from error
@@ -145,6 +160,15 @@ class Saves:
 
     # ------------------------------------------------------------------ parts
 
+    def _carry(self) -> None:
+        """This rank's part of the save, to where rank 0 completes it."""
+        if self.carry is None:
+            return
+        rank = self.ranks.rank
+        for path in (self.directory / ".new").iterdir():
+            if path.name.startswith(f"__{rank}_") or path.name == f"random-{rank}.msgpack":
+                self.carry.upload(path)
+
     def _show(self, state: ResumeState) -> None:
         aside, target = self.directory / ".new", self.directory / f"step-{state.step:06d}"
         for path in aside.iterdir():
@@ -158,12 +182,13 @@ class Saves:
 
     def _choose(self) -> Path | None:
         """The newest save that is whole; all ranks take the one that rank 0 found."""
-        result: list[Path | None] = [None]
+        result: list[str | None] = [None]
         if self.ranks.rank == 0:
-            result = [self._complete()]
+            chosen = self._complete()
+            result = [None if chosen is None else chosen.name]
         if not self.ranks.alone:
             dist.broadcast_object_list(result, src=0)
-        return result[0]
+        return None if result[0] is None else self.directory / result[0]
 
     def _complete(self) -> Path | None:
         there = saves_in(self.directory)

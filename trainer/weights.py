@@ -93,15 +93,17 @@ class Publisher:
         generation: int = 0,
         parts: Ranks | None = None,
         apart: bool = False,
+        first: bool = True,
     ):
         """`slots`: the largest tensor parallelism of engines that read by slices. `dtype` None: as the weights are.
 
-        `apart`: each rank has a store of its own, whose server readers get in addition to the first rank's.
+        `apart`: each host has a store of its own, whose server readers get in addition to the first rank's; `first`:
+        this is the first rank there.
         `complete_every`: how many versions share one whole image; `keep`: versions that stay for late readers.
         """
         self.store, self.ranks, self.slots, self.keep = store, parts or ranks, slots, keep
         self.complete_every, self.dtype, self.generation = complete_every, dtype, generation
-        self.apart = apart and not self.ranks.alone
+        self.apart, self.collects = apart and not self.ranks.alone, first
         self.seconds = Seconds()
         self._group = dist.new_group(backend="gloo") if not self.ranks.alone and parts is None else None
         self._base = RankBlocks({}, [], {})  # what the newest version has of this rank's shards
@@ -138,10 +140,12 @@ class Publisher:
         ready = pending.result()
         with ready.held:
             ref = self._list(ready)
-        if (
-            self.ranks.rank == 0 or self.apart
-        ):  # before the others are notified and encode again: their content must not be waited for
-            self.store.collect(keep=self.keep)
+        if self.apart:
+            dist.barrier(group=self._group)  # ranks of one host share its store, and hold what they put until here
+        if self.ranks.rank == 0 or (self.apart and self.collects):
+            self.store.collect(keep=self.keep)  # before the others encode again, for whose content it would wait
+        if self.apart:
+            dist.barrier(group=self._group)
         self._base, self._base_ref = ready.copies, self._report(ref)
         self._since_complete = 0 if ready.complete else self._since_complete + 1
         return self._base_ref

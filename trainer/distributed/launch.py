@@ -10,13 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import re
-import select
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +19,10 @@ from pathlib import Path
 import msgspec
 import torch
 
-from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox.errors import Invalid
 from trainer.batches.sample import Probe, Sample, SampleLog
-from trainer.distributed.watch import judge, read
+from trainer.distributed.torchrun import KILL_TIMEOUT, Torchrun, has_ended
+from trainer.distributed.watch import Beat, judge, read
 from trainer.distributed.worker import ProbeAnswer, Result, Said, WorkPlan
 from trainer.errors import RankLost, SampleFailed, TrainerFailed
 from trainer.replay import StateLog
@@ -35,10 +30,7 @@ from trainer.resume import ResumeState, weights_of
 
 POLL = 0.1
 SILENT, STUCK = 30.0, 300.0  # seconds until a stopped rank is named, and one that hangs in its own code
-KILL_TIMEOUT = 30.0  # seconds for a killed rank to be gone
 FULL = 1 << 20  # bytes free, or fewer
-# What torchrun writes of the first rank that failed.
-CAUSE = re.compile(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.DOTALL)
 
 
 class Fleet:
@@ -49,7 +41,7 @@ class Fleet:
         self.directory = Path(plan.directory)
         self.log = SampleLog(self.directory / "log")
         self.states = StateLog(self.directory / "log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self.torchrun = Torchrun(plan, ranks=ranks)
         self._probes = 0
 
     def __enter__(self) -> Fleet:
@@ -61,29 +53,8 @@ class Fleet:
 
     def start(self) -> None:
         """Starts all ranks; they continue from the last save."""
-        self.stop()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._end_left()
-        for old in (*(self.directory / "beats").glob("rank-*"), *(self.directory / "results").glob("*.json")):
-            old.unlink()
-        path, pid = self.directory / "plan.json", os.getpid()
-        owner = RoleRecord(name="owner", pid=pid, started=started(pid) or 0, at=time.time())
-        plan = msgspec.structs.replace(self.plan, owner=owner)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.plan.threads), "TOKENIZERS_PARALLELISM": "false"}
-        with (self.directory / "ranks.log").open("ab") as log:
-            self._began = log.tell()
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
-                    *("--nproc-per-node", str(self.ranks), "-m", "trainer.distributed.worker", str(path)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        self.torchrun.ranks = self.ranks
+        self.torchrun.start()
 
     def feed(self, step: int, number: int, samples: Sequence[Sample]) -> None:
         """A part of the batch of step `step`, counted from 0, before the batch is given."""
@@ -92,7 +63,7 @@ class Fleet:
     def forget(self, step: int) -> None:
         """What a trainer before this one gave for step `step` and did not finish. No rank may be left that reads it."""
         self.stop()
-        self._end_left()
+        self.torchrun.end_left()
         self.log.forget(step)
 
     def withdraw(self, step: int) -> None:
@@ -145,44 +116,36 @@ class Fleet:
 
     def check(self) -> None:
         """Raises RankLost if a rank died or hangs; then none is left."""
-        assert self._process is not None, "start() comes first"
-        code = self._process.poll()
+        code = self.torchrun.poll()
         if code is not None and code != 0:
             self.stop()
-            cause = self._cause()
+            cause = self.torchrun.cause()
             self._raise_said(killed="killed by signal" in cause)
             raise RankLost(
                 cause, hint=f"see {self.directory / 'ranks.log'}; start again to continue from the last save"
             )
-        beats = read(self.directory / "beats")
-        lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
+        lost = judge(self.beats(), time.time(), silent=self.silent, stuck=self.stuck)
         if lost and code is None:
-            if any(_ended(beat.process) for beat in beats):
+            if any(has_ended(beat.process) for beat in read(self.directory / "beats")):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(KILL_TIMEOUT)  # torchrun is about to say how it ended
+                    self.torchrun.wait(KILL_TIMEOUT)  # torchrun is about to say how it ended
                     self.check()
                     return
             self.stop()
             self._raise_said()
             raise RankLost("; ".join(item.reason for item in lost), hint="start again to continue from the last save")
 
+    def beats(self) -> list[Beat]:
+        """The newest sign of each rank."""
+        return read(self.directory / "beats")
+
     def stop(self) -> None:
         """Ends all ranks, whatever state they are in. Idempotent."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            os.kill(self._process.pid, signal.SIGSTOP)  # from here on it starts no process
-            for pid in _children(self._process.pid):  # they have sessions of their own
-                _kill(RoleRecord(name="rank", pid=pid, started=started(pid) or 0, at=0.0))
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
-        self._end_left()
+        self.torchrun.stop()
 
-    def _end_left(self) -> None:
-        """Ranks whose torchrun or owner is gone, and that are stopped, so that they have not ended by themselves."""
-        for beat in read(self.directory / "beats"):
-            _kill(beat.process)
+    def close(self) -> None:
+        """As the process ends."""
+        self.stop()
 
     def _raise_said(self, *, killed: bool = False) -> None:
         """What a rank knew of why it could not continue. That its sums failed is no news where another was `killed`."""
@@ -198,43 +161,7 @@ class Fleet:
                 raise OSError(said.errno, said.message)
             raise TrainerFailed(said.message, hint=said.hint)
 
-    def _cause(self) -> str:
-        with (self.directory / "ranks.log").open("rb") as log:
-            log.seek(self._began)
-            text = log.read().decode("utf-8", "replace")
-        result = CAUSE.search(text[text.rfind("Root Cause") :])
-        if result is None:
-            return f"torchrun ended: {text.strip().splitlines()[-1] if text.strip() else 'no output'}"
-        rank, code, pid = result.groups()
-        how = f"was killed by signal {-int(code)}" if int(code) < 0 else f"ended with status {code}"
-        return f"rank {rank} (pid {pid}) {how}"
-
 
 def _order(said: Said) -> tuple[bool, float]:
     """What a rank knew first; then which came first, as others fail when one is gone."""
     return said.sample, said.at
-
-
-def _ended(rank: RoleRecord) -> bool:
-    if (handle := hold(rank)) is None:
-        return True
-    os.close(handle)
-    return False
-
-
-def _children(pid: int) -> list[int]:
-    """Of this process, as the kernel has them now."""
-    return [int(item) for path in Path(f"/proc/{pid}/task").glob("*/children") for item in path.read_text().split()]
-
-
-def _kill(rank: RoleRecord) -> None:
-    """Ends this process, no other that got its number since, and waits for its end."""
-    handle = hold(rank)
-    if handle is None:
-        return
-    try:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        select.select([handle], [], [], KILL_TIMEOUT)
-    finally:
-        os.close(handle)

@@ -38,6 +38,7 @@ from sandbox.errors import Invalid, PagurusError
 from trainer.batches.aside import described
 from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.blocks import fill, ghost
+from trainer.distributed.head import AUTHORITY, HEAD, TOKEN, HeadClient
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
@@ -52,7 +53,7 @@ from trainer.models.verify import verify
 from trainer.objectives import Objective, build
 from trainer.publication import ModelPublisher
 from trainer.replay import Replay, SaveInterval, StateLog
-from trainer.resume import ResumeState, Saves
+from trainer.resume import ResumeState, Saves, ShardCarrier
 from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
 from trainer.weights import Seconds
 
@@ -188,7 +189,16 @@ def _teacher(plan: WorkPlan, vocabulary: int, ranks: Ranks) -> Scorer:
 class RankWorker:
     """One rank at work. Tests run it in their own process."""
 
-    def __init__(self, plan: WorkPlan, ranks: Ranks = ALONE, phase: Callable[[str], None] = lambda _: None):
+    def __init__(
+        self,
+        plan: WorkPlan,
+        ranks: Ranks = ALONE,
+        phase: Callable[[str], None] = lambda _: None,
+        *,
+        carry: ShardCarrier | None = None,
+        apart: bool = False,
+    ):
+        """`carry`: takes this rank's shards of saves to the host that keeps them; `apart`: hosts share no directory."""
         self.plan, self.ranks, self.phase = plan, ranks, phase
         self.directory = Path(plan.directory)
         self.log = SampleLog(self.directory / "log")
@@ -196,7 +206,7 @@ class RankWorker:
         self.phase("load")
         self.learner = make_learner(plan, ranks)
         self.learner.on_micro_batch = lambda: phase(f"step {self.step}")
-        self.saves = Saves(plan.resume, ranks)
+        self.saves = Saves(plan.resume, ranks, carry=carry)
         self.replay = Replay(self.learner, self.saves, self.log, plan)
         self.interval = SaveInterval(plan.save_every, plan.save_seconds)
         self.weights = ModelPublisher(
@@ -206,6 +216,8 @@ class RankWorker:
             lora=plan.lora,
             keep=plan.versions,
             ranks=ranks,
+            apart=apart,
+            first=_first(),
         )
         state = self.saves.load(self.learner)
         self.step = 0 if state is None else state.step
@@ -318,6 +330,25 @@ def _say(directory: Path, rank: int, error: Exception) -> None:
     durable.publish(directory / "results" / f"said-{rank}.json", msgspec.json.encode(said), durable=False)
 
 
+def _hosts() -> int:
+    """That torchrun connects."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+
+
+def _first() -> bool:
+    """Of the ranks on this host."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def _carrier() -> ShardCarrier | None:
+    """On another host than the one that keeps the saves."""
+    head = os.environ.get(HEAD)
+    if not head:
+        return None
+    client = HeadClient(head, os.environ.get(TOKEN, ""), authority=os.environ.get(AUTHORITY))
+    return ShardCarrier(client.upload, first=_first())
+
+
 def main(argv: list[str]) -> int:
     """``python -m trainer.distributed.worker PLAN``, as one rank of torchrun's, or alone."""
     if len(argv) != 1:
@@ -332,7 +363,7 @@ def main(argv: list[str]) -> int:
             _write_down(Path(plan.roles), rank, str(directory / "ranks.log"))
         ranks = join(timeout=plan.timeout, **msgspec.structs.asdict(plan.mesh))
         try:
-            RankWorker(plan, ranks, heart.phase).run()
+            RankWorker(plan, ranks, heart.phase, carry=_carrier(), apart=_hosts() > 1).run()
         except (PagurusError, OSError, *FAILURES) as error:
             _say(directory, rank, error)
             sys.stderr.write(traceback.format_exc())
