@@ -91,11 +91,14 @@ async def _enter(episodes: EpisodeManager, suite: SuitePlan, plan: RolloutPlan) 
 
 
 async def _until_ended(directory: Path, order: EvaluationOrder) -> dict[str, list[Trajectory]]:
-    """`evaluate`; a signal that ends the process cancels it, so that its engine and sandboxes go first."""
+    """`evaluate`; a signal that ends the process cancels it, so that its engine and sandboxes go first.
+
+    A second signal does not cut that short.
+    """
     this = asyncio.current_task()
     assert this is not None
     for number in termination_signals():
-        asyncio.get_running_loop().add_signal_handler(number, this.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, lambda: this.cancelling() or this.cancel())
     return await evaluate(directory, order)
 
 

@@ -25,6 +25,7 @@ from rollout.messages import Trajectory
 from rollout.rewards.service import RewardService
 from sandbox.errors import Invalid
 
+LATE = (0.1, 0.2, 0.4)  # seconds in which a sandbox may still appear whose caller was cancelled
 STARTS = 3  # of an episode that the platform lost
 
 
@@ -65,8 +66,18 @@ async def scored_host(
         async with RewardService(host, workers=workers) as rewards:
             try:
                 yield host, rewards
-            finally:
-                await asyncio.shield(host.sweep())
+            except BaseException:
+                await asyncio.shield(_sweep_late(host))
+                raise
+            await asyncio.shield(host.sweep())
+
+
+async def _sweep_late(host: LabellingClient) -> None:
+    """Remove what the episodes had, and what the daemon was still making when they were cancelled."""
+    for pause in LATE:
+        await host.sweep()
+        await asyncio.sleep(pause)
+    await host.sweep()
 
 
 async def play(

@@ -140,7 +140,8 @@ class TrainerRun:
             self._reached(stages.IMPORTED)
             this = asyncio.current_task()
             assert this is not None
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+            # Only once: a supervisor and a terminal may both say it, and what ends then has an evaluation to end.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: this.cancelling() or this.cancel())
             await self._go()
 
     async def _go(self) -> None:
