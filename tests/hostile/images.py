@@ -70,19 +70,27 @@ def _register(what: str, body: str, way: str, link: str, *, forked: bool) -> Non
             _lay(bait)
             before = _poll(bait)
             code = HOLD.replace("{body}", body.replace("{way}", link))
-            start = 'rm -f /ready; setsid python3 -c "$0" "$1" </dev/null >/tried 2>&1 & '
-            late = "{ cat /tried; grep State /proc/$!/status >&2; exit 1; }"  # a busy host's file system takes seconds
-            count = f"i=$((i+1)); test $i -gt 2000 && {late}"
-            wait = f"i=0; until test -e /ready; do {count}; sleep 0.02; done; cat /tried"
-            done = await scene.attacker.exec(["sh", "-c", start + wait, code, str(bait)], timeout=100)
-            if done.stdout != b"tried\n":
-                return f"was not tried: {done.exit_code} {done.stdout[-200:]!r} {done.stderr[-200:]!r}"
+            if said := await _begin(scene, code, bait):
+                return said
             with contextlib.suppress(PagurusError):  # refused when it was dumped, or when it was restored
                 await (scene.fork() if forked else scene.travel())
             after = _poll(bait)
             return "" if after == before else f"the host's bait: {sorted(before ^ after)[:3]}"
         finally:
             shutil.rmtree(bait)
+
+
+async def _begin(scene: Scene, code: str, bait: Path) -> str:
+    """Have the attacker's program do its work and wait; "" or what kept it from that. Where the disk of all tests is
+    full for a moment (what earlier ones removed is freed later), it is tried again."""
+    start = 'rm -rf /a /b /two /ready; setsid python3 -c "$0" "$1" </dev/null >/tried 2>&1 & '
+    late = "{ echo full >/probe && rm /probe; cat /tried; df -k /; grep State /proc/$!/status; exit 1; } >&2"
+    wait = f"i=0; until test -e /ready; do i=$((i+1)); test $i -gt 500 && {late}; sleep 0.02; done; cat /tried"
+    for _ in range(4):
+        done = await scene.attacker.exec(["sh", "-c", start + wait, code, str(bait)], timeout=100)
+        if done.stdout == b"tried\n":
+            return ""
+    return f"was not tried: {done.exit_code} {done.stdout[-200:]!r} {done.stderr[-400:]!r}"
 
 
 def _lay(bait: Path) -> None:
