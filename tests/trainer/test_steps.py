@@ -20,7 +20,6 @@ from tests.support.programs import Program
 from tests.trainer.test_distributed import ended, near, plan
 from tests.trainer.test_learner import samples
 from trainer import steps
-from trainer.batches.sample import Sample
 from trainer.distributed.launch import Fleet
 from trainer.distributed.shard import local
 from trainer.distributed.watch import Beat, judge, read
@@ -219,11 +218,11 @@ def test_a_rank_that_is_lost_again_and_again_ends_the_run_with_the_hint(
     made = plan(tmp_path, "hopeless", lora=None)
     together = DistributedSteps(made, ranks=1, report=lambda text: None)
     together.begin(None)
-    unknown = Sample(tokens=[0, 1], mask=[0, 1], logprobs=[0.0, -1.0], reward=1.0, group="g")
-    log = together.fleet.log
+    batch = together.fleet.log.path(0)
     try:
-        log.write(0, [unknown])
-        log.path(0).write_bytes(b"torn")  # what a rank cannot read makes it die without a word
+        batch.parent.mkdir(exist_ok=True)
+        batch.with_suffix(".new").write_bytes(b"torn")
+        batch.with_suffix(".new").rename(batch)  # what a rank cannot read makes it die without a word
         with pytest.raises(RankLost, match=r"2 times in a row .*--ranks N"):
             together._living(lambda: together.fleet.wait(1))
     finally:
