@@ -197,6 +197,7 @@ class Cgroup:
         self.path = host.unified / PARENT / name
         self.v1 = {controller: mount / PARENT / name for controller, mount in host.v1.items()}
         self._id: int | None = None
+        self._unlimited = False  # known to have no limits
 
     # ---------------------------------------------------------------- lifetime
 
@@ -212,7 +213,8 @@ class Cgroup:
             if (sockets := self._sockets()) is not None:
                 write(
                     sockets, -1
-                )  # from now on they are counted, also those that a restore makes before it limits them
+                )  # they are counted from now on, also those that a restore makes before it limits them
+            self._unlimited = True
         except OSError:
             for path in made:
                 path.rmdir()
@@ -243,6 +245,7 @@ class Cgroup:
 
     def apply(self, limits: Limits) -> None:
         """Set all limits. After a restore, never before: CRIU needs more than the sandbox."""
+        self._unlimited = False
         memory = None if limits.memory is None else parse_bytes(limits.memory)
         quota, weight = cpu_quota(limits.cpus), _weight(limits.cpus)
         if self.pure:
@@ -271,7 +274,9 @@ class Cgroup:
 
     def lift(self) -> None:
         """Remove the limits of `apply` (before a restore)."""
-        self.apply(Limits(cpus=None, memory=None, processes=None))
+        if not self._unlimited:
+            self.apply(Limits(cpus=None, memory=None, processes=None))
+            self._unlimited = True
 
     # ---------------------------------------------------------------- observation
 

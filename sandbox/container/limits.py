@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from sandbox.descriptors import closing
 
 CPU_PERIOD = 100_000  # microseconds
 
 
 def write(path: Path, value: str | int) -> None:
     """Set a value of a group."""
-    path.write_text(f"{value}\n")
+    with closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as file:
+        os.write(file, b"%s\n" % str(value).encode())
 
 
 def cpu_quota(cpus: float | None) -> int | None:

@@ -152,8 +152,8 @@ class Root:
 
     def program(self, *, cgroup_namespace: bool, first_group: int) -> list[str]:
         """The argument vector that starts CRIU; verbs are appended. `first_group`: descriptor of the first of these."""
-        plugins = paths.criu_plugins().resolve()  # the private root has no link to it
-        preload = [] if self.preload is None else [self.preload.resolve()]
+        plugins = _resolved(paths.criu_plugins())  # the private root has no link to it
+        preload = [] if self.preload is None else [_resolved(self.preload)]
         for needed in (launcher(), paths.criu(), plugins / "waits.so", *preload):
             if not needed.exists():
                 raise Unsupported(f"{needed} is missing", hint=hints.parts())
@@ -195,6 +195,11 @@ def _all_detached(directories: Sequence[Path]) -> list[int]:
 
 
 _BY_ITS_NAME = "${0%/bin/criu}"  # in a launcher that scripts/criu.sh wrote: the directory above its own
+
+
+@functools.cache
+def _resolved(path: Path) -> Path:
+    return path.resolve()
 
 
 @functools.cache
