@@ -23,7 +23,7 @@ import msgspec
 
 from daemon import metrics
 from daemon.catalogue import CheckpointRow, put_checkpoint
-from daemon.checkpoints.capture import failure
+from daemon.checkpoints.capture import Capturer, failure
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.checkpoints.lifecycle import CheckpointEvent, after
 from daemon.checkpoints.schedule import CheckpointStage
@@ -33,6 +33,7 @@ from sandbox.messages import CheckpointState
 log = logging.getLogger("pagurus.storing")
 
 PACK_TIMEOUT = 5.0  # seconds after which a checkpoint should be durable though no caller waits
+POLL_INTERVAL, MAX_POLLS = 0.02, 50  # seconds, for which storing waits for forks
 USABLE = (CheckpointState.CAPTURED, CheckpointState.DURABLE)
 LOST, UNSTORED = "lost though it was durable: ", "lost before it was durable: "
 
@@ -134,11 +135,20 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
         if missing := await step(CheckpointStage.HASH, lambda: capturer.unpacked(row.id)):
             raise CheckpointDamaged(missing)
         return
+    await _unread(inflight, capturer)
     hashed = await step(CheckpointStage.HASH, lambda: capturer.hash(row, inflight.parent.dump))
     await step(
         CheckpointStage.COMPRESS, lambda: capturer.pack(row, hashed)
     )  # `hashed` holds the raw images: not beyond here
     services.count_images(row)
+
+
+async def _unread(inflight: InFlight, capturer: Capturer) -> None:
+    """Let forks of a fresh checkpoint go first, for a while, unless a caller waits until it is durable."""
+    for _ in range(MAX_POLLS):
+        if inflight.durable_waited or not capturer.is_read(inflight.row.id):
+            return
+        await asyncio.sleep(POLL_INTERVAL)
 
 
 def _need_durable_content(services: Services, row: CheckpointRow) -> None:

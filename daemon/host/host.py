@@ -222,7 +222,9 @@ class Host:
         origin = await self.restorable(checkpoint)
         with self.collector.pin(origin):
             await self.restorer.unpacked.provide(origin)
-            return list(await asyncio.gather(*(self._fork_one(origin, request) for _ in range(request.count))))
+            reading = self.services.capturer.reading(origin.dump) if origin.dump else contextlib.nullcontext()
+            async with reading:
+                return list(await asyncio.gather(*(self._fork_one(origin, request) for _ in range(request.count))))
 
     async def fork_sandbox(self, sandbox: str, request: ForkRequest) -> list[ForkEntry]:
         """Fork the state as it is now."""

@@ -40,6 +40,10 @@ class Capturer:
         self.places = SimpleNamespace(dump=lambda name: directory if raw else directory / "absent")
         self.wrong = wrong
         self.done: list[str] = []
+        self.read = False
+
+    def is_read(self, dump: str) -> bool:
+        return self.read
 
     async def hash(self, row: CheckpointRow, before: str | None) -> str:
         self.done.append("hash")
@@ -185,6 +189,27 @@ async def test_whatever_keeps_it_from_being_durable_is_said_and_tried_again(
         these.capturer = Capturer(tmp_path)  # type: ignore[assignment]
         await store(these, again)
         assert (one.state, one.error, again.trouble(durable=True)) == (CheckpointState.DURABLE, None, None)
+
+
+@pytest.mark.parametrize("waited", [False, True])
+async def test_forks_of_a_fresh_checkpoint_go_before_its_storing_unless_that_is_waited_for(
+    tmp_path: Path, waited: bool
+) -> None:
+    capturer = Capturer(tmp_path)
+    capturer.read = True
+    async with services(tmp_path, capturer) as these:
+        one = row("c-2")
+        these.checkpoints.update({item.id: item for item in (row("c-1"), one)})
+        inflight = InFlight(one, row("c-1"))
+        storing = asyncio.create_task(store(these, inflight))
+        await asyncio.sleep(0.05)
+        assert not capturer.done
+        if waited:
+            inflight.expedite()
+        else:
+            capturer.read = False
+        await storing
+        assert one.state is CheckpointState.DURABLE
 
 
 async def test_who_waits_until_it_is_durable_hastens_all_that_come_before(tmp_path: Path) -> None:
