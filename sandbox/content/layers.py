@@ -107,17 +107,33 @@ def write(directory: Path, files: dict[str, Layers]) -> None:
 
 def read(directory: Path) -> dict[str, Layers]:
     """By the name of the file of pages; {} where all pages are in the capture's own files."""
+    return {
+        name: Layers.of(item.pagemap, item.names, _runs(item).astype(np.int64))
+        for name, item in _stored(directory).items()
+    }
+
+
+def sizes(directory: Path) -> dict[str, tuple[str, int]]:
+    """By the name of each file of pages that lies in several: the map in BELOW of its pages, and how many there are."""
+    return {
+        name: (item.pagemap, int(_runs(item)[:, 1].sum()))
+        for name, item in _stored(directory).items()
+        if len(item.names) > 1
+    }
+
+
+def _stored(directory: Path) -> dict[str, StoredLayers]:
     path = directory / BELOW / TABLE
-    if not path.exists():
-        return {}
     try:
-        table = msgspec.msgpack.decode(path.read_bytes(), type=StoredTable)
-        return {
-            name: Layers.of(item.pagemap, item.names, np.frombuffer(item.runs, "<i8").reshape(-1, 4).astype(np.int64))
-            for name, item in table.files.items()
-        }
-    except (msgspec.MsgspecError, ValueError) as error:
+        return msgspec.msgpack.decode(path.read_bytes(), type=StoredTable).files
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
         raise CheckpointFailed(f"{path} cannot be read: {error}", hint="the checkpoint is damaged") from error
+
+
+def _runs(item: StoredLayers) -> np.ndarray:
+    return np.frombuffer(item.runs, "<i8").reshape(-1, 4)
 
 
 def file_of(directory: Path, name: str, layers: Layers, index: int) -> Path:
@@ -212,6 +228,14 @@ class SpreadPages:
                     content.close()
 
 
+def link(source: Path, into: Path) -> None:
+    """A file that is never written to again, under a second name; a copy on another file system."""
+    try:
+        os.link(source, into)
+    except OSError:
+        shutil.copyfile(source, into)
+
+
 def complete(source: Path, into: Path, *, later: bool) -> dict[str, SpreadPages]:
     """Give `into`, a private copy of the images of `source` without BELOW, all their pages. Blocks.
 
@@ -225,11 +249,11 @@ def complete(source: Path, into: Path, *, later: bool) -> dict[str, SpreadPages]
         for old in (name, layers.pagemap):
             (into / old).unlink(missing_ok=True)
         pages = SpreadPages(sources, layers.runs())
+        link(source / BELOW / layers.pagemap, into / layers.pagemap)
         if later:
             with open(into / name, "xb") as file:
                 file.truncate(pages.size)
             result[name] = pages
         else:
             pages.write(into / name)
-        shutil.copyfile(source / BELOW / layers.pagemap, into / layers.pagemap)
     return result

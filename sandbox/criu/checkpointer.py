@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from sandbox.content import dumpfile
 from sandbox.content.pages import PageStore
 from sandbox.criu import dump, equality, inotify, prune, rewrite, service_groups
 from sandbox.criu import restore as restoring
+from sandbox.criu.bases import RestoreBases
 from sandbox.criu.carried import amend, inject, locks, memory
 from sandbox.criu.gate import gate
 from sandbox.criu.recent import RecentImages
@@ -106,6 +107,7 @@ class Checkpointer:
         self._restores = self.captures / ".restores"  # of a sandbox, with a directory for each of its restores
         self._dumps = self.captures / ".dumps"  # of one dump
         self._layers = self.captures / ".layers"  # of each sandbox, the pages of its last capture
+        self._bases = RestoreBases(self.captures / ".bases")
 
     async def prepare(self) -> None:
         """Have the directories on a tmpfs. Call it before the first sandbox is made: shims copy the mounts."""
@@ -119,7 +121,7 @@ class Checkpointer:
             if not (os.path.ismount(directory) if captures else file_system(directory) == TMPFS_MAGIC):
                 _mount_tmpfs(directory)
         self.cache.chmod(0o711)  # it lies over /run for CRIU, which finds sources of mounts with a sandbox's rights
-        for directory in (self._restores, self._dumps, self._layers):
+        for directory in (self._restores, self._dumps, self._layers, self.captures / ".bases"):
             shutil.rmtree(directory, ignore_errors=True)  # of a daemon that was killed
             directory.mkdir(mode=0o700)
         self.recent.prepare()
@@ -415,20 +417,35 @@ class Checkpointer:
 
     @going_first()
     def _images(self, container: Container, source: Path, images: Path, verify: bool) -> rewrite.AdaptedImages:
-        spec, spread = container.spec, {}
-        if source.is_dir():
-            spread = rewrite.copy(source, images, later=not verify)  # a comparison reads all of them
-        else:
-            dumpfile.unpack(source, images, self.pages)
-        try:
-            with gate.trees(*container.trees()) as opened:
-                gate.passes(gate.of_directory(images), opened, no_new_privs=spec.no_new_privs)
-        except gate.ImageRefused as refusal:
-            raise RestoreFailed(
-                f"its processes cannot be restored: {refusal.reason}",
-                hint=refusal.hint or "restore another checkpoint",
-                sandbox=spec.id,
-            ) from None
+        base = None
+        with contextlib.ExitStack() as undo:
+            with _refusals(container):
+                if source.is_dir() and not verify:
+                    base = self._bases.take(source)
+                    undo.callback(self._bases.leave, source)
+                    base.link(images)
+                elif source.is_dir():
+                    rewrite.copy(source, images)  # a comparison reads all of them
+                else:
+                    dumpfile.unpack(source, images, self.pages)
+                with gate.trees(*container.trees()) as opened:
+                    complete = gate.of_directory(images) if base is None else base.complete
+                    gate.passes(complete, opened, no_new_privs=container.spec.no_new_privs)
+            adapted = self._adapted(container, images, held=verify)
+            if base is not None:
+                adapted.fill = base.fill
+            else:
+                lean = images.with_name(images.name + LEAN)
+                adapted.fill = memory.split(images, lean, {})
+                if adapted.fill is not None:
+                    undo.callback(adapted.fill.close)
+                    adapted.directory = lean
+            adapted.release = undo.pop_all().close
+            return adapted
+
+    def _adapted(self, container: Container, images: Path, *, held: bool) -> rewrite.AdaptedImages:
+        """Fit a private copy to the container; `held`: nothing of it runs at once."""
+        spec = container.spec
         adapted = rewrite.adapt(
             images,
             uid_base=spec.uid_base,
@@ -438,12 +455,8 @@ class Checkpointer:
         )
         groups = container.groups
         adapted.grouped = service_groups.place(images, groups.paths(), groups.places())
-        if verify or adapted.locks:  # it will be held
+        if held or adapted.locks:
             adapted.stopped = rewrite.wake(images)
-        lean = images.with_name(images.name + LEAN)
-        adapted.fill = memory.split(images, lean, spread)
-        if adapted.fill is not None:
-            adapted.directory = lean
         return adapted
 
     async def _complete(
@@ -578,10 +591,22 @@ def _empty(directory: Path) -> None:
 
 async def _drop_images(images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
     await asyncio.wait([preparing])  # also when the restore was cancelled: the thread keeps writing
-    if preparing.exception() is None and (memory := preparing.result().fill) is not None:
-        await asyncio.to_thread(memory.close)
+    if preparing.exception() is None:
+        await asyncio.to_thread(preparing.result().release)
     for directory in (images, images.with_name(images.name + LEAN)):
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _refusals(container: Container) -> Iterator[None]:
+    try:
+        yield
+    except gate.ImageRefused as refusal:
+        raise RestoreFailed(
+            f"its processes cannot be restored: {refusal.reason}",
+            hint=refusal.hint or "restore another checkpoint",
+            sandbox=container.spec.id,
+        ) from None
 
 
 @going_first()

@@ -7,7 +7,6 @@ parsed at most once.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ class AdaptedImages:
     stopped: dict[int, int] = field(default_factory=dict)  # pid in the sandbox -> signal; see `wake`
     grouped: bool = False  # CRIU moves processes into the groups of their services
     fill: Fill | None = None  # memory that `directory` lacks and that is written after CRIU
+    release: Callable[[], None] = lambda: None  # lets go of what the copy was made from; blocks
 
 
 def copy(directory: Path, into: Path, *, later: bool = False) -> dict[str, SpreadPages]:
@@ -55,10 +55,7 @@ def copy(directory: Path, into: Path, *, later: bool = False) -> dict[str, Sprea
     for entry in os.scandir(directory):
         if entry.name.endswith(".log") or entry.name.startswith("stats-") or entry.name == layers.BELOW:
             continue
-        try:
-            os.link(entry.path, into / entry.name)
-        except OSError:  # another file system
-            shutil.copyfile(entry.path, into / entry.name)
+        layers.link(Path(entry.path), into / entry.name)
     return layers.complete(directory, into, later=later)
 
 

@@ -54,21 +54,33 @@ LEAVE = "have the process leave it (cd) or close it, then checkpoint again"
 def of_directory(directory: Path) -> CriuImages:
     """The images in a directory. No image is written to once it is complete: copies are links, changed ones new files.
 
+    Of a capture with earlier pages they are those that a restore makes of it. Of pages only the number is checked.
     Blocks.
     """
-    sizes, files = {}, set()
+    layered = {
+        name: (pagemap, count)
+        for name, (pagemap, count) in layers.sizes(directory).items()
+        if (directory / pagemap).exists()  # else the process was taken out of the images
+    }
+    places = {pagemap: f"{directory}/{layers.BELOW}/{pagemap}" for pagemap, _ in layered.values()}
+    sizes: dict[str, int] = {name: count * PAGE for name, (_, count) in layered.items()}
+    files: set[object] = set(sizes.items())
     with os.scandir(directory) as entries:
         for entry in entries:
-            if entry.name.endswith(".log") or entry.name.startswith("stats-"):
+            name = entry.name
+            if name.endswith(".log") or name.startswith("stats-") or name in layered:
                 continue
-            if entry.name == layers.BELOW:
+            if name == layers.BELOW:
                 continue  # no image: what a capture has of earlier ones
-            result = entry.stat(follow_symlinks=False)
+            result = os.stat(places[name]) if name in places else entry.stat(follow_symlinks=False)
             if not stat.S_ISREG(result.st_mode):
-                raise ImageRefused(f"{entry.name[:80]!r} is no image")
-            sizes[entry.name] = result.st_size
-            files.add((entry.name, result.st_dev, result.st_ino, result.st_mtime_ns, result.st_size))
-    return CriuImages(sizes, lambda name: dumpfile.complete(f"{directory}/{name}"), frozenset(files))
+                raise ImageRefused(f"{name[:80]!r} is no image")
+            sizes[name] = result.st_size
+            if name.startswith("pages-"):
+                files.add((name, result.st_size))
+            else:
+                files.add((name, result.st_dev, result.st_ino, result.st_mtime_ns, result.st_size))
+    return CriuImages(sizes, lambda name: dumpfile.complete(places.get(name, f"{directory}/{name}")), frozenset(files))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -11,12 +12,17 @@ from typing import Any
 
 import pytest
 
+from sandbox.content import layers
 from sandbox.criu import image_files, rewrite
+from sandbox.criu.bases import RestoreBases
 from sandbox.criu.gate import gate
+from sandbox.criu.tracking import userfault
 from sandbox.errors import RestoreFailed
+from tests.support.checkpoint_programs import python_program
 from tests.support.checkpoint_support import Bench, shell
 from tests.support.daemon_host import ASLEEP
 
+HELD = python_program("held = bytearray(os.urandom(24 << 20))\nserve(lambda: True)")
 SYS_ADMIN = 1 << 21
 
 
@@ -191,7 +197,8 @@ async def test_numbers_of_the_host_mean_nothing_to_criu(
         await sb.kill()
         await sb.remount(bench.snapshot(saved.tree, readonly=False))
         change(saved.capture.dir, stem, kind, edit)
-        monkeypatch.setattr(gate, "passes", lambda *_, **__: None)
+        for name in ("passes", "checked"):
+            monkeypatch.setattr(gate, name, lambda *_, **__: None)
         with pytest.raises(RestoreFailed, match="CRIU could not"):
             await bench.checkpointer.restore(sb, saved.capture.dir)
         assert last_seen == []
@@ -212,11 +219,16 @@ async def test_what_is_no_image_is_refused(bench: Bench) -> None:
         gate.of_directory(saved.capture.dir)
 
 
-async def test_images_are_checked_once_until_one_changes(bench: Bench) -> None:
-    """Those of a dump, and the linked copies that its restores and forks make of them."""
-    saved = await bench.save(await bench.maker.create())
+@pytest.mark.parametrize("later", [False, True])
+async def test_images_are_checked_once_until_one_changes(bench: Bench, later: bool) -> None:
+    """Those of a dump with pages of the one before, and the linked copies that restores and forks make of it."""
+    sb = await bench.maker.create()
+    await shell(sb, HELD)
+    await bench.save(sb)
+    saved = await bench.save(sb)
+    assert layers.sizes(saved.capture.dir) or not userfault.supported()
     linked = saved.capture.dir.with_name("linked")
-    rewrite.copy(saved.capture.dir, linked)
+    rewrite.copy(saved.capture.dir, linked, later=later)
     target = gate.checked(gate.of_directory(saved.capture.dir))
     assert gate.checked(gate.of_directory(linked)) is target
     core = next(linked.glob("core-*.img"))
@@ -224,6 +236,30 @@ async def test_images_are_checked_once_until_one_changes(bench: Bench) -> None:
     for directory in (linked, saved.capture.dir):
         with pytest.raises(gate.ImageRefused, match="cannot be read"):
             gate.checked(gate.of_directory(directory))
+
+
+async def test_restores_of_one_capture_have_a_base_in_common(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, HELD)
+    saved = await bench.save(sb)
+    bases = RestoreBases(bench.directory / "bases")
+    one, two = await asyncio.gather(*(asyncio.to_thread(bases.take, saved.capture.dir) for _ in range(2)))
+    assert one is two and one.fill is not None
+    one.link(bench.directory / "linked")
+    pages = sum(path.stat().st_size for path in (bench.directory / "linked").glob("pages-*"))
+    assert pages + sum(run.size for memory in one.fill.memories for run in memory.runs) == sum(
+        size for name, size in one.complete.sizes.items() if name.startswith("pages-")
+    )
+    bases.leave(saved.capture.dir)
+    assert (bench.directory / "bases" / "1").exists()
+    bases.leave(saved.capture.dir)
+    assert list((bench.directory / "bases").iterdir()) == []
+    core = next(saved.capture.dir.glob("mm-*.img"))
+    core.write_bytes(core.read_bytes()[:-1])
+    for _ in range(2):
+        with pytest.raises(gate.ImageRefused, match="cannot be read"):
+            bases.take(saved.capture.dir)
+    assert list((bench.directory / "bases").iterdir()) == []
 
 
 async def test_images_from_elsewhere_must_be_confined_as_ours_are(

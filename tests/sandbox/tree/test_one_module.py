@@ -30,6 +30,7 @@ OWN_TREES = {
     "daemon.store.imports",
     "sandbox.container.container",
     "sandbox.container.layer",
+    "sandbox.criu.bases",
     "sandbox.criu.checkpointer",
     "sandbox.criu.dump",
     "sandbox.criu.recent",
