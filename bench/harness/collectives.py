@@ -8,8 +8,6 @@ all of it.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from bench.harness import rank_output
 from trainer.distributed.ranks import Ranks, join, leave
 
 TRIES = 5
@@ -24,20 +23,7 @@ TRIES = 5
 
 def measured(ranks: int, megabytes: int) -> dict[str, float]:
     """GB a second and rank."""
-    ended = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
-            *("-m", __name__, str(megabytes)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-    if ended.returncode or not lines:
-        raise RuntimeError(f"the ranks failed: {ended.stderr[-500:]}")
-    result: dict[str, float] = json.loads(lines[-1])
-    return result
+    return rank_output.run(__name__, ranks, str(megabytes))
 
 
 def main(megabytes: int) -> None:

@@ -7,14 +7,12 @@ micro-batches of a rank and the model's weights. TCP's headers are counted as we
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from bench.harness import rank_output
 from rollout.engine.embedded.model import ModelConfig, Qwen3
 from trainer.batches.sample import Sample
 from trainer.distributed.ranks import join, leave
@@ -33,19 +31,8 @@ LENGTH, COUNT = 128, 8  # tokens of a trajectory, trajectories of a rank
 
 def counted(ranks: int) -> dict[str, int]:
     """One step of so many ranks. Needs root: the network is a namespace."""
-    run = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", __name__)
-    script = 'ip link set lo up && exec "$@"'
-    ended = subprocess.run(
-        ["unshare", "--net", "sh", "-c", script, "sh", *run],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("{")]
-    if ended.returncode or not lines:
-        raise RuntimeError(f"ranks in a network of their own failed: {ended.stderr[-1000:]}")
-    result: dict[str, int] = json.loads(lines[-1])
-    return result
+    around = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    return rank_output.run(__name__, ranks, around=around, GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
 
 
 def received() -> int:

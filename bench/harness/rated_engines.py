@@ -57,21 +57,8 @@ class LoopClock:
         return asyncio.get_running_loop().call_later(seconds, what)
 
 
-class RatedServer:
-    """An engine server without a model: what it gives takes as long as its rates say. It keeps what it has read."""
-
-    def __init__(self, rates: StepCosts, hardware: str, begun: dict[tuple[int, ...], tuple[float, str, str]]):
-        """`begun` gets when a trajectory began, its kind, and the hardware."""
-        self.slots, self._engine, self._hardware, self._begun = (
-            rates.slots,
-            SimulatedEngine(LoopClock(), rates),
-            hardware,
-            begun,
-        )
-        self._held: dict[tuple[int, ...], int] = {}  # tokens of each trajectory, by how it begins
-
-    async def wait_serving(self) -> Any:
-        return self
+class ModellessServer:
+    """What the pool asks of a server whose weights never change."""
 
     async def fetch(self, version: int) -> None:
         return None
@@ -87,6 +74,23 @@ class RatedServer:
 
     async def healthy(self) -> bool:
         return True
+
+
+class RatedServer(ModellessServer):
+    """An engine server without a model: what it gives takes as long as its rates say. It keeps what it has read."""
+
+    def __init__(self, rates: StepCosts, hardware: str, begun: dict[tuple[int, ...], tuple[float, str, str]]):
+        """`begun` gets when a trajectory began, its kind, and the hardware."""
+        self.slots, self._engine, self._hardware, self._begun = (
+            rates.slots,
+            SimulatedEngine(LoopClock(), rates),
+            hardware,
+            begun,
+        )
+        self._held: dict[tuple[int, ...], int] = {}  # tokens of each trajectory, by how it begins
+
+    async def wait_serving(self) -> Any:
+        return self
 
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0

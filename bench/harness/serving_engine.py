@@ -6,18 +6,17 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.harness.rated_engines import RatedServer
+from bench.harness.rated_engines import ModellessServer, RatedServer
 from coordinator.simulate.engines import StepCosts
 from coordinator.simulate.serving import Mode, ServingResult, Traffic
 from rollout.decide.engines.headroom import CHUNK, Budget, EngineView, HeadroomStep, StepCost, WaitingRequest, next_step
 from rollout.decide.engines.prefixes import BLOCK
 from rollout.decide.engines.routing import RoutingRules
-from rollout.engine.client import Delta, PublishResult, Sampling, WeightSpan
+from rollout.engine.client import Delta, Sampling, WeightSpan
 from rollout.pool.pool import EnginePool
 
 SOON = 64  # users that a decision looks at
@@ -46,7 +45,7 @@ class Turn:
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class ServingEngine:
+class ServingEngine(ModellessServer):
     """One server of a pool, with users beside. ``await pool.join("users", engine, lent=True); await engine.serve()``"""
 
     def __init__(self, traffic: Traffic, budget: Budget, cost: StepCost, mode: Mode, *, cache: int, slots: int):
@@ -73,21 +72,6 @@ class ServingEngine:
     async def wait_serving(self) -> Any:
         await self._thawed.wait()
         return self
-
-    async def fetch(self, version: int) -> None:
-        return None
-
-    async def publish(self, weights: Path | str, version: int) -> PublishResult:
-        return PublishResult(version=version, seconds=0.0, paused_s=0.0)
-
-    def kill(self) -> None:
-        return None
-
-    async def version(self) -> int:
-        return 0
-
-    async def healthy(self) -> bool:
-        return True
 
     async def stream(
         self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "", priority: int = 0

@@ -102,15 +102,9 @@ def write(directory: Path, instruction: str, solve: str, test: str) -> None:
         (directory / name).write_text(text)
 
 
-@real
-async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -> None:
-    """A file that is written, and a process that has to be left running."""
-    write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
-    alive = "kill -0 $(cat /root/pid)\nearn 1\n"
-    write(tmp_path / "tasks/process", "run", "sleep 1000 > /dev/null 2>&1 &\necho $! > /root/pid\n", alive)
-    environment = load(tmp_path / "tasks").environment
-    assert environment.builds() == {} and environment.images() == {"debian"}
-    labelled = LabellingClient(host, tmp_path / "run")
+async def oracle_alone_passes(host: Client, environment: Any, directory: Path, *, shares: bool = False) -> None:
+    """`shares`: resets are shared by forks."""
+    labelled = LabellingClient(host, directory / "run")
     async with RewardService(labelled) as rewards:
         manager = EpisodeManager(
             environment=environment,
@@ -119,12 +113,24 @@ async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -
             tokenizer=Characters(),
             rewards=rewards,
             limits=EpisodeLimits(max_length=1 << 20),
+            prepared=PreparedStates(labelled, directory / "prepared") if shares else None,
         )
         sampling = Sampling(max_tokens=1 << 16)
         oracle = await evaluate(manager, range(2), sampling, engine=oracle_of(environment))
-        nobody = await evaluate(manager, range(2), sampling)
+        idle = await evaluate(manager, range(2), sampling)
     assert (oracle.reward, oracle.lost) == (1.0, 0), oracle.reasons
-    assert (nobody.reward, nobody.lost) == (0.0, 0), nobody.reasons
+    assert (idle.reward, idle.lost) == (0.0, 0), idle.reasons
+
+
+@real
+async def test_the_oracle_passes_and_nobody_else(host: Client, tmp_path: Path) -> None:
+    """A file that is written, and a process that has to be left running."""
+    write(tmp_path / "tasks/file", "write", "echo done > /root/work\n", "grep -x done /root/work\nearn 1.0\n")
+    alive = "kill -0 $(cat /root/pid)\nearn 1\n"
+    write(tmp_path / "tasks/process", "run", "sleep 1000 > /dev/null 2>&1 &\necho $! > /root/pid\n", alive)
+    environment = load(tmp_path / "tasks").environment
+    assert environment.builds() == {} and environment.images() == {"debian"}
+    await oracle_alone_passes(host, environment, tmp_path)
 
 
 COMPOSE = """
@@ -170,21 +176,6 @@ async def test_a_task_of_several_services_is_played(host: Client, tmp_path: Path
     (tmp_path / "tasks/ask/task.toml").write_text("")
     environment = load(tmp_path / "tasks").environment
     assert await build_missing(host, needed(environment, range(2))) == 1
-    labelled = LabellingClient(host, tmp_path / "run")
-    async with RewardService(labelled) as rewards:
-        manager = EpisodeManager(
-            environment=environment,
-            host=labelled,
-            engine=Script(),
-            tokenizer=Characters(),
-            rewards=rewards,
-            limits=EpisodeLimits(max_length=1 << 20),
-            prepared=PreparedStates(labelled, tmp_path / "prepared"),
-        )
-        sampling = Sampling(max_tokens=1 << 16)
-        oracle = await evaluate(manager, range(2), sampling, engine=oracle_of(environment))
-        nobody = await evaluate(manager, range(2), sampling)
-    assert (oracle.reward, oracle.lost) == (1.0, 0), oracle.reasons
-    assert (nobody.reward, nobody.lost) == (0.0, 0), nobody.reasons
+    await oracle_alone_passes(host, environment, tmp_path, shares=True)
     for info in await host.sandboxes():
         await (await host.get(info.id)).remove()

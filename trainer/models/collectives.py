@@ -105,12 +105,7 @@ class _AllShares(torch.autograd.Function):
         return _cut(above, context.group), None
 
 
-class _Gathering(torch.autograd.Function):
-    @staticmethod
-    def forward(context: _ExchangeContext, values: Tensor, group: dist.ProcessGroup) -> Tensor:
-        context.group = group
-        return _joined(values, group)
-
+class _Gathering(_AllShares):
     @staticmethod
     def backward(context: _ExchangeContext, above: Tensor) -> tuple[Tensor, None]:
         result = above.new_empty(len(above) // context.group.size(), *above.shape[1:])
