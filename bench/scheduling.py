@@ -177,6 +177,26 @@ def place(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def add_colocated(parser: argparse.ArgumentParser) -> None:
+    """The options of `colocated`."""
+    parser.add_argument("--engine", choices=list(colocated_results.CLOCKS), default="embedded", help="of `colocated`")
+    parser.add_argument("--rate", type=float, default=8.0, help="users a second outside of bursts")
+    parser.add_argument("--reads", type=float, default=60.0, help="tokens of a user's prompt, the median")
+    parser.add_argument("--answers", type=float, default=12.0, help="tokens of an answer to it, the median")
+    parser.add_argument("--every", type=float, default=30.0, help="seconds of a slice; the last ten: a burst")
+    parser.add_argument(
+        "--colocated-step-ms", type=float, default=0.0, help="of a step of the engine of `colocated`, at least"
+    )
+    parser.add_argument("--tpot", type=float, default=0.05, help="seconds between tokens that were promised")
+    parser.add_argument(
+        "--margin",
+        type=float,
+        default=0.5,
+        help="share of what users were promised that is left unused",
+    )
+    parser.add_argument("--log", type=Path, help="a folder in which the engine's log of steps is kept")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser(__name__, __doc__)
     parser.add_argument("--part", choices=[*PARTS, "all"], default="all")
@@ -189,30 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=6, help="of each run that takes turns")
     parser.add_argument("--kills", type=int, default=20, help="of the coordinator of three short runs that take turns")
     parser.add_argument("--requests", type=int, default=2000, help="of users, beside rollouts")
-    parser.add_argument("--engine", choices=list(colocated_results.CLOCKS), default="embedded", help="of `colocated`")
-    parser.add_argument("--rate", type=float, default=8.0, help="of `colocated`: users a second outside of bursts")
-    parser.add_argument(
-        "--reads", type=float, default=60.0, help="of `colocated`: tokens of a user's prompt, the median"
-    )
-    parser.add_argument(
-        "--answers", type=float, default=12.0, help="of `colocated`: tokens of an answer to it, the median"
-    )
-    parser.add_argument(
-        "--every", type=float, default=30.0, help="of `colocated`: seconds of a slice; the last ten: a burst"
-    )
-    parser.add_argument(
-        "--colocated-step-ms", type=float, default=0.0, help="of a step of the engine of `colocated`, at least"
-    )
-    parser.add_argument(
-        "--tpot", type=float, default=0.05, help="of `colocated`: seconds between tokens that were promised"
-    )
-    parser.add_argument(
-        "--margin",
-        type=float,
-        default=0.5,
-        help="of `colocated`: share of what users were promised that is left unused",
-    )
-    parser.add_argument("--log", type=Path, help="of `colocated`: a folder in which the engine's log of steps is kept")
+    add_colocated(parser)
     parser.add_argument("--image", default="debian", help="of the runs that take turns")
     options = parser.parse_args(arguments)
     metrics: dict[str, Any] = {}
