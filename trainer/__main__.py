@@ -28,6 +28,7 @@ if __name__ == "__main__":
     parser.add_argument("--wait", action="store_true", help="begin when a line comes on stdin, not at all at its end")
     parser.add_argument("--rollout", help="https://HOST:PORT of a rollout elsewhere; else the run directory's own")
     parser.add_argument("--elsewhere", action="store_true", help="the rollout is where the run directory says")
+    parser.add_argument("--at", default="", help="address of this machine, for others that have ranks")
     options = parser.parse_args()
     if options.wait:
         warm()
@@ -36,4 +37,4 @@ if __name__ == "__main__":
     away = client(options.rollout) if options.rollout else None
     if options.elsewhere:
         away = RolloutClient.elsewhere(options.run)
-    raise SystemExit(main(TrainConfig(task=Path(), resume=options.run), client=away))
+    raise SystemExit(main(TrainConfig(task=Path(), resume=options.run), client=away, address=options.at))

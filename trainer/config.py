@@ -34,6 +34,7 @@ from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
 from trainer.settings import (
     EvaluationSettings,
+    HostSettings,
     MeshSettings,
     ObjectiveSettings,
     OptimiserSettings,
@@ -81,6 +82,7 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
     save_seconds: NotNegative = 0.0  # the same in seconds
     ranks: Count = 1  # processes that share the steps, one GPU each; a resumed run may change it
     mesh: MeshSettings = MeshSettings()  # what ranks share
+    hosts: HostSettings = HostSettings()  # which machines they are on
     gpus: tuple[int, ...] = ()  # of the ranks, as nvidia-smi counts; else free ones
     stream: bool = False  # compute gradients while the batch is sampled, in any order
     bf16: bool = False  # half precision with fp32 weights
@@ -198,6 +200,7 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
             hint="set sampling.top_p = 1 and top_k = 0; evaluation.top_p is of evaluations alone",
         )
     mesh_layout(config)
+    _need_hosts(config)
     if config.optimiser.kind == "muon" and config.ranks > 1:
         raise Invalid("Muon needs whole matrices, and ranks have shards of them", hint="set ranks = 1, or adamw")
     if config.branching is not None and config.tail:
@@ -213,6 +216,21 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
 def mesh_layout(config: TrainConfig) -> MeshLayout:
     """Of the ranks. Raises Invalid where they do not make up the mesh."""
     return MeshLayout(ranks=config.ranks, **msgspec.structs.asdict(config.mesh))
+
+
+def _need_hosts(config: TrainConfig) -> None:
+    """Refuses machines that do not share the ranks evenly, and too few names of agents."""
+    hosts = config.hosts
+    if config.ranks % hosts.count:
+        raise Invalid(
+            f"{hosts.count} hosts do not share {config.ranks} ranks evenly",
+            hint=f"set ranks to a multiple of {hosts.count}, or hosts.count to a divisor of {config.ranks}",
+        )
+    if hosts.agents and len(hosts.agents) < hosts.count - 1:
+        raise Invalid(
+            f"hosts.agents has {len(hosts.agents)} names, and hosts.count = {hosts.count} needs {hosts.count - 1}",
+            hint="name more agents, or none: then all that connect may take part",
+        )
 
 
 def _need_evaluation(config: TrainConfig) -> None:

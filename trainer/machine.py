@@ -52,7 +52,7 @@ def devices(config: TrainConfig, start: Path) -> tuple[decide.DevicePlacement, d
     existing = gpus.visible()
     placement = decide.place(
         existing,
-        ranks=config.ranks,
+        ranks=config.ranks // config.hosts.count,
         engines=0 if config.pool.urls else config.pool.engines,
         parallel=config.pool.parallel,
         taking_turns=config.handover,
@@ -72,7 +72,8 @@ def resized(config: TrainConfig, placement: decide.DevicePlacement, start: Path)
     """The placement of a run that is resumed with another number of ranks, `config.ranks`. Raises Invalid where it does
     not fit."""
     existing = gpus.visible()
-    changed = decide.resized(placement, existing, ranks=config.ranks, taking_turns=config.handover)
+    ranks = config.ranks // config.hosts.count
+    changed = decide.resized(placement, existing, ranks=ranks, taking_turns=config.handover)
     if changed.ranks:
         needed = demand(config, start)
         device_memory.need_memory(changed, existing, needed, ranks=config.ranks, parallel=config.pool.parallel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +16,8 @@ from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
 from trainer.config import TrainConfig, environments, mesh_layout, model_content, need_model, need_objective
+from trainer.distributed.host_fleet import default_address
+from trainer.distributed.mesh import fitting_hosts
 from trainer.distributed.plans import need_cuttable
 from trainer.machine import devices
 from trainer.models.load import empty
@@ -41,12 +44,37 @@ def preview(config: TrainConfig) -> int:
     existing = gpus.visible()
     placement, needed = devices(config, start)
     rows = describe(placement, existing) if existing else [("devices", "CPU: no GPU is visible")]
+    rows += describe_hosts(config)
     for name, value in rows + (describe_memory(placement, existing, needed) if needed else []):
         shown.add_row(f"[bold]{name}[/bold]", value)
     for name, value in estimate.table(estimated(config, start)):
         shown.add_row(f"[bold]{name}[/bold]", value)
     Console().print(shown)
     return 0
+
+
+def describe_hosts(config: TrainConfig) -> list[tuple[str, str]]:
+    """Rows for people: (machine, its ranks), and what is left when one is lost; none for a run on one machine."""
+    hosts, ranks = config.hosts, config.ranks // config.hosts.count
+    if hosts.count == 1:
+        return []
+    address = hosts.address or default_address()
+    rows = [("host 0", f"this machine, {address}: {_ranks(0, ranks)}, batches, saves, weights")]
+    for number in range(1, hosts.count):
+        name = hosts.agents[number - 1] if hosts.agents else "any"
+        rows.append((f"host {number}", f"agent {name}: {_ranks(number * ranks, ranks)}"))
+    standby = hosts.agents[hosts.count - 1 :]
+    rows += [("standby", ", ".join(standby))] if standby else []
+    left = fitting_hosts(hosts.count - 1, ranks, **msgspec.structs.asdict(config.mesh))
+    fewer = f"{left * ranks} ranks on {left} hosts, from the last save" if left else "the run stops: the mesh needs all"
+    rows.append(("if a host is lost", f"after {hosts.wait:g} s without another one, {fewer}"))
+    scheme = "https" if hosts.tls else "http"
+    head = f"{scheme}://{address}:{hosts.port or 'PORT'}"
+    return [*rows, ("agents", f"python -m trainer.distributed.agent --head {head} --directory DIRECTORY")]
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
 
 
 def resolved(objective: Objective) -> str:

@@ -51,6 +51,7 @@ from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
 from trainer.config import TrainConfig, open_run
+from trainer.distributed.host_fleet import HostPlan
 from trainer.errors import TrainerFailed
 from trainer.evaluation.evaluations import Evaluations
 from trainer.models import verify
@@ -74,14 +75,14 @@ class RunDirectoryBusy(Exception):
     """Another process is the trainer of this run directory."""
 
 
-def main(config: TrainConfig, *, client: RolloutClient | None = None) -> int:
+def main(config: TrainConfig, *, client: RolloutClient | None = None, address: str = "") -> int:
     """Runs to the end; the exit status. Errors are one line each, with the command that continues from there."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the loop turns, which then takes it
     structs.learn()
     console = Console()
     run: TrainerRun | None = None
     try:
-        run = TrainerRun(config, console, client=client)
+        run = TrainerRun(config, console, client=client, address=address)
         asyncio.run(run.go())
         return 0
     except RunDirectoryBusy as error:
@@ -104,8 +105,11 @@ def warm() -> None:
 class TrainerRun:
     """One run directory and what its trainer does."""
 
-    def __init__(self, config: TrainConfig, console: Console, *, client: RolloutClient | None = None):
-        """`client`: of a rollout elsewhere; None: the one that works in the run directory, on this host."""
+    def __init__(
+        self, config: TrainConfig, console: Console, *, client: RolloutClient | None = None, address: str = ""
+    ):
+        """`client`: of a rollout elsewhere; None: the one that works in the run directory, on this host. `address` of
+        this host, for others with ranks."""
         torch.set_num_threads(1)  # two threads make small matrix products many times slower
         machine.return_freed_memory()
         self.console = console
@@ -122,7 +126,7 @@ class TrainerRun:
         self.totals = report.Totals()
         self.wall_before = 0.0
         self.last_turns = 0
-        self.client = client
+        self.client, self.address = client, address
         self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.directory)
         self.steps: Steps
         self.stream: BatchStream | None = None
@@ -217,10 +221,19 @@ class TrainerRun:
         if ranks == 1:
             return LocalSteps(plan)
         timeouts = self.config.timeouts
+        chosen = self.config.hosts
+
+        def say(text: str) -> None:
+            self.display.say(text)
+
+        hosts = None
+        if chosen.count > 1:
+            hosts = HostPlan(settings=chosen, roles=self.directory / "roles", address=self.address, report=say)
         return DistributedSteps(
             plan,
             ranks=ranks,
-            report=lambda text: self.display.say(text),
+            report=say,
+            hosts=hosts,
             silent=timeouts.rank_silent,
             stuck=timeouts.rank_stuck,
         )

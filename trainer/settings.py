@@ -140,6 +140,18 @@ class MeshSettings(Table, frozen=True, kw_only=True):
     expert: Count = 1  # ranks that share the experts of a layer
 
 
+class HostSettings(Table, frozen=True, kw_only=True):
+    """The table ``[hosts]``: machines that share the ranks evenly, and no directory."""
+
+    count: Count = 1  # with the trainer's own
+    agents: tuple[str, ...] = ()  # their names, preferred first; else any
+    standby: Natural = 0  # more of them for `pagurus submit` to place
+    address: str = ""  # of the trainer's machine; else by its route
+    port: Natural = 7010  # there; 0: a free one
+    tls: str = ""  # directory of cert.pem and key.pem
+    wait: NotNegative = 120.0  # seconds, before fewer take part
+
+
 class TimeoutSettings(PhaseTimeouts, frozen=True, kw_only=True):
     """The table ``[timeouts]``, in seconds: after these what waits gives up, or names who does not answer."""
 

@@ -27,6 +27,7 @@ from rollout.weights.versions import VersionRef
 from trainer.batches.aside import described, name_of
 from trainer.batches.sample import Sample, SampleLog
 from trainer.config import TrainConfig
+from trainer.distributed.host_fleet import HostPlan
 from trainer.distributed.launch import Fleet
 from trainer.distributed.ranks import here, leave
 from trainer.distributed.worker import Result, WorkPlan, make_learner
@@ -211,11 +212,19 @@ class LocalSteps:
 
 
 class DistributedSteps:
-    """Ranks take the steps. `report` hears of each one that was lost."""
+    """Ranks take the steps. `report` hears of each one that was lost. `hosts`: where they are not on this one alone."""
 
-    def __init__(self, plan: WorkPlan, *, ranks: int, report: Callable[[str], None], **watch: float):
+    def __init__(
+        self,
+        plan: WorkPlan,
+        *,
+        ranks: int,
+        report: Callable[[str], None],
+        hosts: HostPlan | None = None,
+        **watch: float,
+    ):
         self.plan, self.report = plan, report
-        self.fleet = Fleet(plan, ranks=ranks, **watch)
+        self.fleet = Fleet(plan, ranks=ranks, **watch) if hosts is None else hosts.open(plan, ranks=ranks, **watch)
         self.streams = streams(plan.chosen, plan.settings)
         self._last: Result | None = None
         self._losses = 0
@@ -313,7 +322,7 @@ class DistributedSteps:
             self._busy.release()
 
     def close(self) -> None:
-        self.fleet.stop()
+        self.fleet.close()
 
     def _result(self, step: int) -> Result:
         result = self._living(lambda: self.fleet.wait(step))
@@ -323,6 +332,7 @@ class DistributedSteps:
     def _living(self, call: Callable[[], T]) -> T:
         """The call's result, even if ranks are lost."""
         while True:
+            size = self.fleet.total
             try:
                 return call()
             except RankLost as lost:
@@ -332,5 +342,5 @@ class DistributedSteps:
                         f"{lost.message}; {self._losses} times in a row",
                         hint=f"see {self.fleet.directory / 'ranks.log'}; continue with another number: --ranks N",
                     ) from lost
-                self.report(f"{lost.message}: all {self.fleet.ranks} ranks are started again from the last save")
+                self.report(f"{lost.message}: all {size} ranks are started again from the last save")
                 self.fleet.start()

@@ -23,7 +23,7 @@ from trainer.config import TrainConfig, make, open_run, read
 from trainer.estimate import estimate, ghostly, retained
 from trainer.models import policy
 from trainer.models.scorer import Scorer
-from trainer.preview import preview
+from trainer.preview import describe_hosts, preview
 from trainer.settings import MeshSettings, ObjectiveSettings
 from trainer.weights import Publisher
 
@@ -59,6 +59,8 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
         ('task = "x"\n[objective.clip]\ndual = 0.5', "set more than 1.*objective.clip"),
         ('task = "x"\n[sampling]\ntop_p = 0.9', "cannot be learned from"),
         ('task = "x"\nranks = 3\n[mesh]\ntensor = 2', "does not divide 3 ranks"),
+        ('task = "x"\nranks = 4\n[hosts]\ncount = 3', "3 hosts do not share 4 ranks evenly"),
+        ('task = "x"\nranks = 3\n[hosts]\ncount = 3\nagents = ["b"]', "has 1 names, and hosts.count = 3 needs 2"),
         ("steps = 3", "no task is named"),
         ("steps =", "is no TOML"),
     ],
@@ -116,6 +118,28 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert rows["parameters"].startswith("1,0")
     assert rows["peak memory of a rank"].endswith("MiB")
     assert [item.name for item in tmp_path.iterdir()] == ["run.toml"]
+
+
+def test_a_dry_run_prints_who_has_which_ranks(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        f'task = "{EXAMPLE}"\nranks = 6\n[mesh]\ntensor = 2\n[hosts]\ncount = 3\nagents = ["b", "c", "d"]\n'
+        'address = "10.0.0.1"\nwait = 60\n',
+    )
+    shown = CliRunner().invoke(application, ["train", str(path), "--dry-run"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0, shown.output
+    rows = dict(describe_hosts(make(read(path))))
+    assert rows == {
+        "host 0": "this machine, 10.0.0.1: ranks 0 to 1, batches, saves, weights",
+        "host 1": "agent b: ranks 2 to 3",
+        "host 2": "agent c: ranks 4 to 5",
+        "standby": "d",
+        "if a host is lost": "after 60 s without another one, 4 ranks on 2 hosts, from the last save",
+        "agents": "python -m trainer.distributed.agent --head http://10.0.0.1:7010 --directory DIRECTORY",
+    }
+    assert all(row in shown.output for row in list(rows.values())[:4])
+    six = make(read(path) | {"mesh": {"tensor": 6}})
+    assert dict(describe_hosts(six))["if a host is lost"].endswith("the run stops: the mesh needs all")
 
 
 def test_a_dry_run_refuses_an_unknown_objective(tmp_path: Path) -> None:

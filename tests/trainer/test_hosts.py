@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from trainer.distributed.head import TOKEN, HeadClient, LogEntry, entries
 from trainer.distributed.host_fleet import HostFleet
 from trainer.distributed.hosts import HostServer, Order, Signs
 from trainer.errors import RankLost
+from trainer.resume import ResumeState
 from trainer.settings import MeshSettings
 
 SECRET = "a token"
@@ -73,19 +75,30 @@ def test_a_trainer_on_two_hosts_goes_on_when_one_is_lost(tmp_path: Path) -> None
         assert len(list((made.resume / "step-000002").glob("*.distcp"))) == 2
         stores = [made.published, theirs / "weights"]
         contents = [{path.name for path in (store / "chunks").glob("??/*")} for store in stores]
-        assert contents[0] - contents[1] and contents[1] - contents[0]
+        assert contents[0] > contents[1]  # this host gathers what the other one published
         assert asyncio.run(pulled(fleet.sources, tmp_path / "mirror")) == 2
         rank = next(beat for beat in fleet.beats() if beat.rank == 1)
         other.destroy()
         os.kill(rank.pid, signal.SIGKILL) if not ended(rank.pid) else None
         with pytest.raises(RankLost, match="host other gave no sign"):
             fleet.wait(3)
-        record(fleet, since=2)
+        record(fleet, 3, since=2)
         fleet.join_timeout = 0.0
         fleet.start()
-        assert fleet.wait(5).saved
+        assert fleet.wait(3).saved and fleet.total == 1
+        with agent(fleet, tmp_path / "other", "other"):
+            deadline = time.monotonic() + 300.0
+            while "other" not in {host.name for host in fleet.server.state.living()}:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            for step in (3, 4):  # the host that is back takes part from the next batch on
+                fleet.give(samples(step), ResumeState(step=step + 1, version=step + 1))
+            assert fleet.total == 2
+            assert fleet.wait(5).saved
         assert near(fleet.weights(5), expected)
-    put_together(VersionStore(made.published), tmp_path / "last", 5)
+    store = VersionStore(made.published)  # what other hosts' ranks published was gathered
+    assert [ref.version for ref in store.versions()][-1] == 5
+    put_together(store, tmp_path / "last", 5)
 
 
 def test_a_host_gets_what_is_named_and_nothing_else(tmp_path: Path) -> None:

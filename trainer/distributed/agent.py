@@ -1,9 +1,9 @@
 """A host of a trainer that is not rank 0's: starts its ranks, brings them batches, takes their shards of saves away.
 
-Run as ``python -m trainer.distributed.agent --head http://10.0.0.1:7000 --directory /var/lib/pagurus-trainer``, with
-the token in PAGURUS_TRAINER_TOKEN. Guarantee: ranks see a batch after everything that was given before it, with the
-content that the head named; no rank of an earlier start lives when those of the next one begin, and none without this
-process.
+Run as ``python -m trainer.distributed.agent --head http://10.0.0.1:7010 --directory /var/lib/pagurus-trainer``, with
+the token in PAGURUS_TRAINER_TOKEN and, for https, a directory of cert.pem and key.pem in PAGURUS_TRAINER_TLS.
+Guarantee: ranks see a batch after everything that was given before it, with the content that the head named; no rank of
+an earlier start lives when those of the next one begin, and none without this process.
 
 ::
 
@@ -27,10 +27,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from rollout.engine import tls
 from rollout.engine.keep import die_with_parent
-from sandbox import structs
+from sandbox import private, structs
 from sandbox.errors import EngineFailed
-from trainer.distributed.head import AUTHORITY, TOKEN, HeadClient, LogEntry, digest_of
+from trainer.distributed.head import TLS, HeadClient, LogEntry, digest_of
 from trainer.distributed.hosts import Order, Signs
 from trainer.distributed.torchrun import NodePlace, Torchrun
 from trainer.distributed.watch import read
@@ -176,19 +177,29 @@ class HostAgent:
         directory.mkdir(parents=True, exist_ok=True)
         port = self.directory / "relay.port"
         port.unlink(missing_ok=True)
+        argv = [sys.executable, "-m", "rollout.weights.relay", "--directory", str(directory), "--host", self.address]
+        if self.client.tls is not None:
+            argv += ["--certificate", str(self._both(Path(os.environ[TLS])))]
         self.relay = subprocess.Popen(
-            [sys.executable, "-m", "rollout.weights.relay", "--directory", str(directory), "--host", self.address,
-             "--port-file", str(port)],
+            [*argv, "--port-file", str(port)],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PAGURUS_WEIGHTS_TOKEN": self.client.token},
             preexec_fn=die_with_parent,
-        )  # fmt: skip
+        )
         deadline = time.monotonic() + RELAY_TIMEOUT
         while not port.exists():
             if self.relay.poll() is not None or time.monotonic() > deadline:
                 raise EngineFailed("the server of weights does not listen", hint="see the output of this process")
             time.sleep(0.05)
-        self.weights = f"http://{self.address}:{port.read_text().strip()}"
+        scheme = "http" if self.client.tls is None else "https"
+        self.weights = f"{scheme}://{self.address}:{port.read_text().strip()}"
+
+    def _both(self, certificate: Path) -> Path:
+        """Certificate and key in one file, as the server of weights reads them."""
+        path = self.directory / "relay.pem"
+        private.file(path)
+        path.write_bytes((certificate / tls.CERTIFICATE).read_bytes() + (certificate / tls.KEY).read_bytes())
+        return path
 
 
 def own_address(head: str) -> str:
@@ -205,13 +216,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--directory", type=Path, required=True, help="for the model, batches and weights; this host's")
     parser.add_argument("--name", default=socket.gethostname())
     parser.add_argument("--address", help="of this host; else that from which the head is reached")
-    parser.add_argument("--authority", type=Path, help="PEM of the authority that signed the head's certificate")
     options = parser.parse_args(argv)
     structs.learn()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ranks and server end with it
-    if options.authority:
-        os.environ[AUTHORITY] = str(options.authority.resolve())  # ranks carry their shards
-    client = HeadClient(options.head, os.environ.get(TOKEN, ""), authority=os.environ.get(AUTHORITY))
+    client = HeadClient.of_environment(options.head)
     options.directory.mkdir(parents=True, exist_ok=True)
     HostAgent(
         client, options.name, options.directory.resolve(), address=options.address or own_address(options.head)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import os
 import shutil
-import ssl
 import urllib.request
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -12,14 +12,24 @@ from typing import BinaryIO, TypeVar
 import msgspec
 from blake3 import blake3
 
-from sandbox.errors import EngineFailed
+from rollout.engine import tls
+from sandbox.errors import EngineFailed, Invalid
 
 T = TypeVar("T")
 HEAD = "PAGURUS_TRAINER_HEAD"  # URL of the host that keeps the saves; on that host empty
 TOKEN = "PAGURUS_TRAINER_TOKEN"
-AUTHORITY = "PAGURUS_TRAINER_CA"  # PEM of who signed its certificate
+TLS = "PAGURUS_TRAINER_TLS"  # directory of the certificate that all hosts show, and of its key
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 20
+
+
+class HeadAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """trainer -> who starts agents: where they find it. Private: the token is in it."""
+
+    url: str
+    token: str
+    certificate: str = ""  # PEM that all hosts show; without: plain HTTP
+    key: str = ""
 
 
 class LogEntry(msgspec.Struct, frozen=True):
@@ -45,9 +55,16 @@ def entries(directory: Path) -> list[LogEntry]:
 class HeadClient:
     """``client.get("/log", list[LogEntry])``. Calls block; they raise OSError."""
 
-    def __init__(self, url: str, token: str, *, authority: str | None = None):
+    def __init__(self, url: str, token: str, *, certificate: str = ""):
+        """`certificate`: directory of it and its key, for an https URL. Raises Invalid without."""
         self.url, self.token = url.rstrip("/"), token
-        self.tls = ssl.create_default_context(cafile=authority) if url.startswith("https:") else None
+        if url.startswith("https:") and not certificate:
+            raise Invalid(f"{url} wants a certificate", hint=f"{TLS}=DIRECTORY with its {tls.CERTIFICATE}, {tls.KEY}")
+        self.tls = tls.calling(Path(certificate)) if url.startswith("https:") else None
+
+    @classmethod
+    def of_environment(cls, url: str) -> HeadClient:
+        return cls(url, os.environ.get(TOKEN, ""), certificate=os.environ.get(TLS, ""))
 
     def get(self, path: str, kind: type[T]) -> T:
         with self._open("GET", path) as response:

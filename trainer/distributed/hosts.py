@@ -96,9 +96,19 @@ class HeadState:
 class HostServer:
     """``with HostServer(directory, address, token) as server: server.state.order = Order(...)``, from one thread."""
 
-    def __init__(self, plan: WorkPlan, address: str, *, token: str, port: int = 0, tls: ssl.SSLContext | None = None):
+    def __init__(
+        self,
+        plan: WorkPlan,
+        address: str,
+        *,
+        token: str,
+        port: int = 0,
+        start: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ):
+        """`start`: number of the first order, by which hosts wait."""
         self.plan, self.address, self.token, self.tls = plan, address, token, tls
-        self.state = HeadState(Order(start=0, plan=plan))
+        self.state = HeadState(Order(start=start, plan=plan))
         self.port = port
         self._digests: dict[tuple[str, int, int], str] = {}  # by name, inode and time of change
         self._loop = asyncio.new_event_loop()
@@ -106,7 +116,13 @@ class HostServer:
         self._ready = threading.Event()
 
     def __enter__(self) -> HostServer:
-        self._listening = socket.create_server((self.address, self.port))
+        try:
+            self._listening = socket.create_server((self.address, self.port))
+        except OSError as error:
+            raise Invalid(
+                f"{self.address}:{self.port} cannot be listened on: {error.strerror}",
+                hint="set hosts.address and hosts.port to what this machine has free",
+            ) from None
         self.port = self._listening.getsockname()[1]
         self._thread.start()
         self._ready.wait()

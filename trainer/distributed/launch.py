@@ -51,6 +51,11 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def total(self) -> int:
+        """Ranks, of all hosts."""
+        return self.ranks
+
     def start(self) -> None:
         """Starts all ranks; they continue from the last save."""
         self.torchrun.ranks = self.ranks

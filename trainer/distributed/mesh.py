@@ -78,3 +78,18 @@ class MeshLayout:
     def batch_of(self, rank: int) -> int:
         """The micro-batch of a round that this rank works on."""
         return rank // (self.context * self.tensor)
+
+
+def fitting_hosts(limit: int, ranks: int, **sizes: int) -> int:
+    """How many hosts of so many ranks each make up a mesh of these sizes, at most `limit`; 0: none.
+
+    >>> fitting_hosts(3, 2, tensor=4), fitting_hosts(1, 2, tensor=4)
+    (2, 0)
+    """
+    for count in range(limit, 0, -1):
+        try:
+            MeshLayout(ranks=ranks * count, **sizes)
+        except Invalid:
+            continue
+        return count
+    return 0

@@ -38,7 +38,7 @@ from sandbox.errors import Invalid, PagurusError
 from trainer.batches.aside import described
 from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.blocks import fill, ghost
-from trainer.distributed.head import AUTHORITY, HEAD, TOKEN, HeadClient
+from trainer.distributed.head import HEAD, HeadClient
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
@@ -345,8 +345,7 @@ def _carrier() -> ShardCarrier | None:
     head = os.environ.get(HEAD)
     if not head:
         return None
-    client = HeadClient(head, os.environ.get(TOKEN, ""), authority=os.environ.get(AUTHORITY))
-    return ShardCarrier(client.upload, first=_first())
+    return ShardCarrier(HeadClient.of_environment(head).upload, first=_first())
 
 
 def main(argv: list[str]) -> int:
