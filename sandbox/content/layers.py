@@ -18,6 +18,7 @@ import contextlib
 import functools
 import mmap
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -78,6 +79,11 @@ class Layers:
         counts = np.diff(np.concatenate([starts, [len(self.pages)]]))
         return np.stack([self.pages[starts], counts, self.layer[starts], self.place[starts]], axis=1).astype(np.int64)
 
+    def only(self, pages: np.ndarray) -> Layers:
+        """Those of these pages, [n] int64, sorted, that are here."""
+        at = np.isin(self.pages, pages, assume_unique=True)
+        return Layers(self.pagemap, self.names, self.pages[at], self.layer[at], self.place[at])
+
     @classmethod
     def of(cls, pagemap: str, names: Sequence[str], runs: np.ndarray) -> Layers:
         """The inverse of :meth:`runs`."""
@@ -90,6 +96,11 @@ class Layers:
             np.repeat(runs[:, 2], runs[:, 1]).astype(np.int32),
             np.repeat(runs[:, 3], runs[:, 1]) + within,
         )
+
+
+def new_name() -> str:
+    """Of a file of pages in BELOW."""
+    return secrets.token_hex(8)
 
 
 def present(directory: Path) -> bool:
@@ -178,10 +189,14 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
 
 
 class SpreadPages:
-    """A file of pages whose content lies in several: `runs` as of :meth:`Layers.runs`, in the order of the file."""
+    """A file of pages whose content lies in several: `runs` as of :meth:`Layers.runs`, in the order of the file.
 
-    def __init__(self, sources: Sequence[memoryview], runs: np.ndarray) -> None:
+    `files`: the name in BELOW and the place of each of these, as long as the caller holds them.
+    """
+
+    def __init__(self, sources: Sequence[memoryview], runs: np.ndarray, files: Sequence[tuple[str, Path]] = ()) -> None:
         self.sources = sources
+        self.files = files
         self._runs: list[list[int]] = runs.tolist()
         self._ends: list[int] = (np.cumsum(runs[:, 1]) * PAGE).tolist()
 
@@ -189,7 +204,7 @@ class SpreadPages:
     def of_file(cls, path: Path) -> SpreadPages:
         """One that is whole."""
         view = mapped(path)
-        return cls([view], np.array([[0, len(view) // PAGE, 0, 0]], np.int64))
+        return cls([view], np.array([[0, len(view) // PAGE, 0, 0]], np.int64), [(new_name(), path)])
 
     @property
     def size(self) -> int:
@@ -245,10 +260,10 @@ def complete(source: Path, into: Path, *, later: bool) -> dict[str, SpreadPages]
     for name, layers in read(source).items():
         if len(layers.names) == 1 or not (into / layers.pagemap).exists():
             continue  # nothing of earlier captures; or the process was taken out of the images
-        sources = [mapped(file_of(source, name, layers, index)) for index in range(len(layers.names))]
+        places = [file_of(source, name, layers, index) for index in range(len(layers.names))]
         for old in (name, layers.pagemap):
             (into / old).unlink(missing_ok=True)
-        pages = SpreadPages(sources, layers.runs())
+        pages = SpreadPages(list(map(mapped, places)), layers.runs(), list(zip(layers.names, places, strict=True)))
         link(source / BELOW / layers.pagemap, into / layers.pagemap)
         if later:
             with open(into / name, "xb") as file:

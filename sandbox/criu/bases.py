@@ -39,7 +39,7 @@ class RestoreBase:
 
 
 @dataclass
-class _Entry:
+class _SharedBase:
     directory: Path
     users: int = 0
     making: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +52,7 @@ class RestoreBases:
     def __init__(self, directory: Path) -> None:
         """`directory`: of its own, on the file system of captures."""
         self._directory = directory
-        self._entries: dict[Path, _Entry] = {}
+        self._entries: dict[Path, _SharedBase] = {}
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
 
@@ -60,7 +60,7 @@ class RestoreBases:
         """The base of restores of a capture. Raises ImageRefused, OSError; else :meth:`leave` it once."""
         with self._lock:
             if (entry := self._entries.get(source)) is None:
-                entry = self._entries[source] = _Entry(self._directory / str(next(self._numbers)))
+                entry = self._entries[source] = _SharedBase(self._directory / str(next(self._numbers)))
             entry.users += 1
         try:
             with entry.making:

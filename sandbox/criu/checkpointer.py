@@ -478,6 +478,8 @@ class Checkpointer:
                 await asyncio.to_thread(_lock, container, adapted.locks, hold)
             if verify is not None:
                 await self._verify(container, *verify, hold, adapted.recreated)
+            if self._tracks and adapted.fill is not None:
+                await asyncio.to_thread(self._track, container, adapted.fill, hold)
             if adapted.stopped:
                 await asyncio.to_thread(amend.stop, container, adapted.stopped)
             await container.limit()
@@ -488,6 +490,14 @@ class Checkpointer:
         except BaseException:
             await container.kill()
             raise
+
+    @going_first()
+    def _track(self, container: Container, fill: memory.Fill, hold: restoring.RestoreHold) -> None:
+        """Have the next capture read only what is written from now on, of the memory that was written after CRIU."""
+        tracker, numbers = self._tracker_of(container), amend.numbers(container)
+        with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as held:
+            tracker.resume(fill.memories, numbers, held)
+        self._bound(tracker)
 
     async def _verify(
         self,

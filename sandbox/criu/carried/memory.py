@@ -41,7 +41,7 @@ import numpy as np
 
 from sandbox.container.shim import going_first
 from sandbox.content import layers
-from sandbox.content.layers import SpreadPages
+from sandbox.content.layers import Layers, SpreadPages
 from sandbox.criu import Record, image_files
 from sandbox.criu.carried import waits
 from sandbox.criu.image_files import CriuImageFile
@@ -77,6 +77,17 @@ class ProcessMemory:
     pid: int
     pages: SpreadPages
     runs: list[PageRun]
+
+    def layers(self) -> Layers:
+        """Where these pages, and no others of the process, lie in the files of `pages`."""
+        rows: list[tuple[int, int, int, int]] = []
+        for run in self.runs:
+            at = run.address // PAGE
+            for index, offset, size in self.pages.pieces(run.offset, run.size):
+                rows.append((at, size // PAGE, index, offset // PAGE))
+                at += size // PAGE
+        names = [name for name, _ in self.pages.files]
+        return Layers.of(f"pagemap-{self.pid}.img", names, np.array(rows, np.int64).reshape(-1, 4))
 
 
 @dataclass

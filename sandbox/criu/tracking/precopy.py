@@ -55,6 +55,15 @@ class PagesOf:
         os.close(self._pagemap)
         os.close(self._memory)
 
+    def protect(self, spans: np.ndarray) -> np.ndarray:
+        """Protect the written pages in `spans`, [n, 2] int64, each from here to there; their numbers. Blocks."""
+        regions = [
+            np.arange(start // PAGE, end // PAGE)
+            for first, last in spans.tolist()
+            for start, end, _ in WRITTEN_PAGES.regions(self._pagemap, first * PAGE, last * PAGE, protect=True)
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *regions])
+
     def copy(self, mappings: list[Mapping], into: Path) -> CopiedPages:
         """Copy what was written since it was protected last to `into`, which must not exist. Blocks.
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +34,13 @@ from sandbox.libc import descriptor_of
 from sandbox.procfs import inner_pid
 
 if TYPE_CHECKING:
-    from sandbox.container.container import Container
+    from collections.abc import Mapping, Sequence
 
+    from sandbox.container.container import Container
+    from sandbox.criu.carried import inject
+    from sandbox.criu.carried.memory import ProcessMemory
+
+_SYS_CLOSE = 3
 MIN_TRACKED = 4 << 20  # bytes of memory of its own; less is copied sooner than it is tracked
 MAX_LAYERS = 12  # files in which the pages of one process lie
 MAX_DEAD = 0.5  # of the largest of them, pages that have been written since
@@ -86,10 +90,34 @@ class Tracker:
 
     @property
     def pinned(self) -> int:
-        """Bytes of memory of earlier captures that it holds."""
+        """Bytes of memory of earlier captures that it holds, its part of those that others hold as well."""
         with contextlib.suppress(FileNotFoundError):  # closed since
-            return sum(entry.stat().st_size for entry in os.scandir(self._directory))
+            return sum(one.st_size // one.st_nlink for one in map(os.stat, os.scandir(self._directory)))
         return 0
+
+    def resume(self, memories: Sequence[ProcessMemory], processes: Mapping[int, int], held: inject.Standing) -> None:
+        """Take the memory that a restore has just written for that of the last capture, of processes that are `held`.
+
+        `processes`: their numbers on the host, by those in the sandbox. Other pages count as written: CRIU may have
+        changed them. A process that cannot have one descriptor more is not tracked yet.
+        """
+        for memory in memories:
+            pid, content = processes[memory.pid], memory.layers()
+            if (descriptor := _userfaultfd(pid, held)) is None:
+                continue
+            one = self._processes[pid] = TrackedProcess(_started(pid), descriptor)
+            try:
+                userfault.enable(descriptor)
+                one.register(pid)
+                with contextlib.closing(precopy.PagesOf(pid)) as pages:
+                    protected = pages.protect(content.spans)
+                for name, place in memory.pages.files:
+                    with contextlib.suppress(FileExistsError):
+                        os.link(place, self._directory / (name + SUFFIX))
+            except (OSError, userfault.HasAio):
+                self._let_go(pid)
+            else:
+                self._last[memory.pid] = content.only(protected)
 
     def close(self) -> None:
         """Let go of the processes and of all pages. Idempotent."""
@@ -155,7 +183,7 @@ class Tracker:
         last = self._last.pop(number, None) if number is not None else None
         if number is None or last is None:
             return False
-        name = secrets.token_hex(8)
+        name = layers.new_name()
         try:
             with contextlib.closing(precopy.PagesOf(pid)) as pages:
                 if _started(pid) != started:
@@ -236,7 +264,7 @@ class Tracker:
         image = image_files.read(directory / pagemap, kinds.pagemap_head, kinds.pagemap_entry)
         assert image is not None
         name = f"pages-{image.entries[0].pages_id}.img"
-        result = joined(pagemap, secrets.token_hex(8), _pages_of(image), answer.pages(), last)
+        result = joined(pagemap, layers.new_name(), _pages_of(image), answer.pages(), last)
         if len(result.names) > MAX_LAYERS:
             result = self._squashed(result)
         own = self._directory / (result.names[0] + SUFFIX)
@@ -264,7 +292,7 @@ class Tracker:
             layers.mapped(self._directory / (item + SUFFIX)) if index else memoryview(b"")
             for index, item in enumerate(result.names)
         ]
-        made = secrets.token_hex(8)
+        made = layers.new_name()
         layers.copy_pages(sources, part.runs(), self._directory / (made + SUFFIX))
         left = (
             result.names[0],
@@ -281,6 +309,18 @@ class Tracker:
         for entry in os.scandir(self._directory):
             if entry.name not in used:
                 os.unlink(entry.path)
+
+
+def _userfaultfd(pid: int, held: inject.Standing) -> int | None:
+    """A userfaultfd of a process, made by it and taken away from it; None where it can have no descriptor more."""
+    number = held.call(pid, userfault.CALL, userfault.FLAGS)
+    if number < 0:
+        return None
+    try:
+        with closing(os.pidfd_open(pid)) as process:
+            return descriptor_of(process, number)
+    finally:
+        held.call(pid, _SYS_CLOSE, number)
 
 
 def joined(pagemap: str, own: str, dumped: np.ndarray, unwritten: np.ndarray, last: Layers | None) -> Layers:

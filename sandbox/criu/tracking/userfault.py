@@ -30,8 +30,9 @@ from sandbox.libc import checked, library
 _API, _REGISTER, _WRITE_PROTECT = 0xC018AA3F, 0xC020AA00, 0xC018AA06
 _API_VERSION, _MODE_WP = 0xAA, 2
 _WP_UNPOPULATED, _WP_ASYNC = 1 << 13, 1 << 15
-_SYS_USERFAULTFD = 323
+CALL = 323  # the number of the system call, and with which flags
 _USER_MODE_ONLY = 1
+FLAGS = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
 _SCAN = 0xC0606610
 _ARGUMENT = struct.Struct("=12Q")
 _REGION = np.dtype([("start", "<u8"), ("end", "<u8"), ("categories", "<u8")])
@@ -161,8 +162,7 @@ def unregistered(pid: int, mappings: list[Mapping]) -> list[Mapping]:
 
 def make() -> int:
     """A descriptor for memory of our own. Raises OSError."""
-    flags = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
-    descriptor = checked(library.syscall(_SYS_USERFAULTFD, flags), "userfaultfd")
+    descriptor = checked(library.syscall(CALL, FLAGS), "userfaultfd")
     try:
         enable(descriptor)
     except OSError:

@@ -27,8 +27,10 @@ from ebpf.inspector import Inspector
 from sandbox import paths
 from sandbox.container.container import Container
 from sandbox.criu.carried import frozen, waits
+from sandbox.criu.tracking import userfault
 from sandbox.errors import CheckpointFailed
 from sandbox.messages import Limits, Verdict
+from tests.support.checkpoint_programs import python_program
 from tests.support.checkpoint_support import Bench, shell, started
 from tests.support.container_support import Maker
 
@@ -173,6 +175,23 @@ async def test_waits_go_on_after_a_verified_restore(
     await enter(container, GROUPS[group])
     saved = await observed.save(container)
     await observed.kill_and_restore(container, saved, saved.dump)
+    result = await outcome(container)
+    assert result == dict.fromkeys(result, "")
+    assert len(result) == 2 * len(GROUPS[group].split())
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_waits_continue_after_a_restore_with_tracked_memory(
+    observed: Bench, inspector: Inspector, program: Path, group: str
+) -> None:
+    """Each process is stopped once more before it runs, as one of them makes a userfaultfd."""
+    container = await sandbox(observed, inspector, program)
+    await shell(container, python_program("held = bytearray(os.urandom(24 << 20))\nserve(lambda: True)"))
+    await enter(container, GROUPS[group])
+    saved = await observed.save(container)
+    await observed.kill_and_restore(container, saved, saved.capture.dir, verify=False)
+    if userfault.supported():
+        assert observed.checkpointer.expected_bytes(container, 1 << 30) < 1 << 28
     result = await outcome(container)
     assert result == dict.fromkeys(result, "")
     assert len(result) == 2 * len(GROUPS[group].split())
