@@ -175,7 +175,7 @@ async def recover(host: Host) -> None:
         await _resume(host, row)
     for row in checkpoints:
         if row.state is CheckpointState.CAPTURED and row.id in services.checkpoints:
-            host.outcomes.store_later(row)
+            host.services.outcomes.store_later(row)
         elif row.state is CheckpointState.DURABLE and host.places.dump(row.id).exists():
             await services.capturer.release(row.id)  # the former daemon was killed before it let go of them
     services.spawn(host.collector.run(), "garbage collection", lasting=True)

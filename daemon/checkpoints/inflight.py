@@ -13,7 +13,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +24,13 @@ from daemon.auth import budget
 from daemon.catalogue import Catalogue, CheckpointRow, SandboxRow
 from daemon.checkpoints.capture import Capturer
 from daemon.checkpoints.queue import CheckpointQueue, QueuedCapture
+from daemon.network.addresses import ServiceAddresses
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError
 from sandbox.messages import CheckpointState, Statistics, Verdict
 
 if TYPE_CHECKING:
+    from daemon.host.outcomes import Outcomes
     from ebpf.inspector import Inspector
-    from sandbox.container.container import Container
 
 log = logging.getLogger("pagurus.turns")
 
@@ -61,11 +62,8 @@ class Services:
     tally: Statistics = field(default_factory=_tally)  # counts since the daemon started
     exposed: collections.deque[float] = field(default_factory=lambda: collections.deque(maxlen=EXPOSED_RETAINED))  # ms
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    finalized: Callable[[CheckpointRow, CheckpointRow], None] = lambda row, parent: None  # called when one is durable
-    announce: Callable[[Container], None] = lambda container: None  # services of it are new
-    lost: Callable[[CheckpointRow], None] = lambda row: None  # called when one turns out not to be whole
-    damaged: Callable[[CheckpointRow], None] = lambda row: None  # called when the disk no longer holds one
-    again: Callable[[], None] = lambda: None  # called now and then to store what could not be made durable
+    outcomes: Outcomes = field(init=False)  # what follows when one is durable, lost or damaged; the host sets it
+    addresses: ServiceAddresses = field(default_factory=ServiceAddresses)
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str, *, lasting: bool = False) -> asyncio.Task[Any]:
         """Run `work` in the background; a bug in it is logged, not lost. No caller waits for the end of `lasting`

@@ -76,14 +76,14 @@ async def store(
         services.tally.full_bytes += row.full_bytes
         if row.dump == row.id:
             await services.capturer.release(row.id)
-        services.finalized(row, inflight.parent)
+        services.outcomes.durable(row, inflight.parent)
     except CheckpointDamaged as error:
         row.state, row.error = after(row.state, CheckpointEvent.FAIL), UNSTORED + error.message
         inflight.unstored = CheckpointFailed(
             f"checkpoint {row.id}: {row.error}", hint="restore an older one", sandbox=row.sandbox, turn=row.turn
         )
         log.error("%s: %s", row.id, row.error, extra=where)
-        services.lost(row)
+        services.outcomes.lost(row)
         services.catalogue.later([put_checkpoint(row)])
     except Exception as error:  # a full or broken disk, or a bug: tried again, and said
         bug = None if isinstance(error, PagurusError | OSError) else error

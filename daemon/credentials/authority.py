@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon.credentials.trust import SUBJECT
 from sandbox import durable
+from sandbox.container.trust import SUBJECT
 from sandbox.descriptors import closing
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from daemon.catalogue import SandboxRow, put_sandbox
 from daemon.credentials.authority import Authority
 from daemon.credentials.passing import Passage
 from daemon.credentials.store import CredentialStore, unknown
-from daemon.credentials.trust import ENVIRONMENT, TOUCHED, trust
 from daemon.gateway.listener import GatewayListener, socket_inside
 from daemon.network.networks import Networks
 from daemon.network.resolver import UpstreamResolver
+from sandbox.container.trust import ENVIRONMENT, TOUCHED, trust
 from sandbox.errors import PagurusError, SandboxDead
 from sandbox.messages import Network
 

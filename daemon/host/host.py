@@ -47,7 +47,6 @@ from daemon.host.prove import CheckpointProver
 from daemon.host.restore import Restorer
 from daemon.host.runs import Runs
 from daemon.host.uid_ranges import IdRanges
-from daemon.network.addresses import ServiceAddresses
 from daemon.network.networks import Networks
 from daemon.store.gc import GarbageCollector
 from daemon.store.library import CheckpointLibrary
@@ -107,13 +106,11 @@ class Host:
         self.verifier = Verifier(services, places, self.collector)
         self.store = CheckpointLibrary(self)
         self.prover = CheckpointProver(self)
-        self.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
+        services.outcomes = Outcomes(services, self.live_sandboxes, self.collector, self.verifier)
         self.networks = Networks(run_dir.parent)
-        self.addresses = ServiceAddresses()
-        self.attachments: list[Attachment] = [self.networks, self.addresses]
+        self.attachments: list[Attachment] = [self.networks, services.addresses]
         self.fence = HostFence(run_dir.parent)
-        self.restorer = Restorer(services, places, images, run_dir, self.attachments, self.addresses)
-        services.announce = self.restorer.introduce
+        self.restorer = Restorer(services, places, images, run_dir, self.attachments)
 
     # ----------------------------------------------------------------- finding
 
@@ -465,7 +462,7 @@ class Host:
             await self.services.capturer.checkpointer.forget(live.container)
             live.step(states.Event.DIE)
             await live.container.kill()
-        self.addresses.forget(live.row.id)
+        self.services.addresses.forget(live.row.id)
         self.services.catalogue.later([put_sandbox(live.row)])
 
     async def remove(self, sandbox: str) -> None:

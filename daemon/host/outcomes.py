@@ -14,7 +14,7 @@ from sandbox.messages import CheckpointState
 
 
 class Outcomes:
-    """Of all checkpoints of a host; called by `services`."""
+    """Of all checkpoints of a host."""
 
     def __init__(
         self,
@@ -27,16 +27,12 @@ class Outcomes:
         self._live_sandboxes = live_sandboxes
         self._collector = collector
         self._verifier = verifier
-        services.finalized = self._finalized
-        services.again = self._store_again
-        services.lost = self._fall_back
-        services.damaged = self._avoid
 
-    def _finalized(self, row: CheckpointRow, parent: CheckpointRow) -> None:
+    def durable(self, row: CheckpointRow, parent: CheckpointRow) -> None:
         self._collector.changed(row.sandbox)
         self._verifier.later(row, parent)
 
-    def _fall_back(self, row: CheckpointRow) -> None:
+    def lost(self, row: CheckpointRow) -> None:
         """A checkpoint is not whole: what is based on it moves to the nearest that is, and has all that came since
         pending."""
         for live in self._live_sandboxes.values():
@@ -46,7 +42,7 @@ class Outcomes:
                 if live.container_or_none is not None:
                     self._services.capturer.taint(live.container, f"{row.id} is lost", files=True, processes=True)
 
-    def _avoid(self, row: CheckpointRow) -> None:
+    def damaged(self, row: CheckpointRow) -> None:
         """A checkpoint is damaged: each sandbox based on content of it captures everything again with the next turn."""
         for live in self._live_sandboxes.values():
             head = self._services.checkpoints.get(live.row.head)
@@ -62,7 +58,7 @@ class Outcomes:
         work = store_alone(self._services, inflight) if live is None else live.captures.store(inflight)
         self._services.spawn(work, f"store {row.id}")
 
-    def _store_again(self) -> None:
+    def store_again(self) -> None:
         """There may be room now for what could not be made durable."""
         for row in list(self._services.checkpoints.values()):
             if row.state is CheckpointState.CAPTURED and row.error and row.id not in self._services.inflights:

@@ -25,15 +25,14 @@ from daemon.catalogue import CheckpointRow, SandboxRow, put_sandbox
 from daemon.checkpoints.capture import Places
 from daemon.checkpoints.inflight import Services
 from daemon.checkpoints.unpacked import UnpackedImages
-from daemon.credentials.trust import trust
 from daemon.host import mounts
 from daemon.host.attachments import Attachment, attach_all, detach_all
-from daemon.network.addresses import ServiceAddresses
 from daemon.turns.turns import LiveSandbox
 from sandbox.container import services, users
 from sandbox.container.container import Container, ContainerSpec
 from sandbox.container.identity import name_host, name_services, run_fork_hooks
 from sandbox.container.shim import ShimGone
+from sandbox.container.trust import trust
 from sandbox.errors import ImageNotFound, NotEqual, PagurusError, RestoreFailed
 from sandbox.tree import btrfs, facts, files
 from sandbox.tree.safe_path import SandboxRoot
@@ -54,7 +53,6 @@ class Restorer:
         images: ImageStore,
         run_dir: Path,
         attachments: list[Attachment],
-        addresses: ServiceAddresses,
     ) -> None:
         self.services = services
         self.unpacked = UnpackedImages(services.capturer)
@@ -62,7 +60,6 @@ class Restorer:
         self.images = images
         self.run_dir = run_dir
         self.attachments = attachments
-        self.addresses = addresses
 
     # ----------------------------------------------------------------- what a container is made of
 
@@ -125,7 +122,7 @@ class Restorer:
         if old_container is not None:
             await self.services.capturer.checkpointer.forget(old_container, restoring=True)
             await old_container.kill()
-        self.addresses.forget(row.id)
+        self.services.addresses.forget(row.id)
         try:
             await asyncio.to_thread(self.services.capturer.writable, target.files, new_tree)
             row.tree = new_tree
@@ -188,7 +185,7 @@ class Restorer:
 
         def mark() -> None:
             fresh, spec = target.files is None, container.spec
-            self.addresses.announce(container)
+            self.services.addresses.announce(container)
             if fresh and spec.login:
                 users.add_login(container.roots[0], spec.uid_base)
             try:
@@ -222,13 +219,6 @@ class Restorer:
                 container, images, verify=verify, reference=reference, before_run=mark, hold=hold
             )
         return list(report.differences)
-
-    def introduce(self, container: Container) -> None:
-        """Let new services of a sandbox have their addresses, and trust whom it trusts. Blocks."""
-        if container.authority:
-            with contextlib.suppress(PagurusError, OSError):  # one has made its store of certificates something else
-                trust(container, container.authority)
-        self.addresses.announce(container)
 
     async def renew(self, row: SandboxRow, container: Container, origin: CheckpointRow) -> None:
         """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""

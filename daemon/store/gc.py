@@ -112,7 +112,7 @@ class GarbageCollector:
                     await self.collect_pages()
                 await asyncio.to_thread(self._services.capturer.pool.give_back)
                 await asyncio.to_thread(quota.sweep, self._services.capturer.places.trees, list(self._live_sandboxes))
-                self._services.again()
+                self._services.outcomes.store_again()
             except (PagurusError, OSError) as error:  # a full or broken disk: tried again, and said
                 log.warning("checkpoints could not be removed: %s", error)
 

@@ -184,7 +184,7 @@ class Verifier:
             row.damaged = bool(report.damage)
             row.error = "damaged: " + "; ".join(report.damage[:3]) if report.damage else None
             if report.damage:
-                self._services.damaged(row)
+                self._services.outcomes.damaged(row)
             await self._services.catalogue.write([put_checkpoint(row)])
 
     def statistics(self) -> dict[str, int]:

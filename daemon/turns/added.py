@@ -23,7 +23,8 @@ from sandbox.container.cgroup import parse_bytes
 from sandbox.container.identity import name_services
 from sandbox.container.pipes import in_thread
 from sandbox.container.shim import ShimError
-from sandbox.errors import Conflict, Invalid, NotFound, TooMany
+from sandbox.container.trust import trust
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, TooMany
 from sandbox.image.store import StoredImage
 from sandbox.messages import Composition, CopyRequest, Service, StopRequest
 from sandbox.messages.services import MAX_SERVICES, ServiceNetwork, Volume
@@ -201,7 +202,10 @@ class AddedServices:
         """Their names and addresses, to them and to the kernel; whom they trust. Blocks."""
         container = self._live.container
         name_services(container, composition, fresh=True)
-        self._live.services.announce(container)
+        if container.authority:
+            with contextlib.suppress(PagurusError, OSError):  # one has made its store of certificates something else
+                trust(container, container.authority)
+        self._live.services.addresses.announce(container)
 
     async def _unmount(self, name: str) -> None:
         """Also what a daemon that died left there."""

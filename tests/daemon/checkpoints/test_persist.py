@@ -75,7 +75,9 @@ class Engine:
 async def services(tmp_path: Path, capturer: Capturer):
     catalogue = Catalogue(tmp_path / "c.sqlite")
     try:
-        yield Services(catalogue, Engine(), capturer, None, None)  # type: ignore[arg-type]
+        made = Services(catalogue, Engine(), capturer, None, None)  # type: ignore[arg-type]
+        made.outcomes = SimpleNamespace(durable=lambda *_: None, lost=lambda _: None)  # type: ignore[assignment]
+        yield made
     finally:
         await catalogue.close()
 
@@ -253,7 +255,7 @@ async def test_what_is_packed_is_read_and_becomes_durable_without_raw_images(tmp
 async def test_what_is_nowhere_is_lost_with_all_that_share_it(tmp_path: Path) -> None:
     reported: list[str] = []
     async with services(tmp_path, Capturer(tmp_path, raw=False, wrong="its process images c-1")) as these:
-        these.lost = lambda row: reported.append(row.id)
+        these.outcomes.lost = lambda row: reported.append(row.id)
         mine, heir = row("c-1"), row("c-2", dump="c-1", parent="c-1")
         these.checkpoints.update({"c-1": mine, "c-2": heir})
         await store(these, InFlight(mine, mine))
