@@ -16,7 +16,7 @@ from daemon.docker import archives, containers, events, objects, streams
 from daemon.docker.build import Builds
 from daemon.docker.engine import Engine
 from daemon.docker.paths import ROUTES, Call, json_answer, refusal
-from daemon.gateway.inside import InsideListeners
+from daemon.gateway.listener import InsideListeners
 from sandbox.errors import Closed, PagurusError
 from sandbox.messages import SandboxState
 

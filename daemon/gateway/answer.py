@@ -14,7 +14,6 @@ that an agent acted upon can be given again. An answer that breaks off never loo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -185,13 +184,11 @@ def cut(request: web.BaseRequest) -> None:
         request.transport.abort()
 
 
-async def pump(answer: UpstreamAnswer, response: UpstreamResponse, keep: Callable[[], Awaitable[None]]) -> None:
-    """Fill `answer` from `response`; `keep` journals it. Errors of the upstream are the caller's."""
+async def pump(answer: UpstreamAnswer, response: UpstreamResponse) -> None:
+    """Fill `answer` from `response`; the caller ends it. Errors of the upstream are the caller's."""
     answer.begin(response.status, response.headers)
     async for chunk in response.chunks():
         await answer.add(chunk)
-    await keep()
-    answer.end()
 
 
 async def deliver(answer: UpstreamAnswer, request: web.BaseRequest, extra: dict[str, str]) -> web.StreamResponse | None:

@@ -21,7 +21,7 @@ from daemon.gateway.conversation import LiveConversation
 from daemon.gateway.journal import AgentCommand
 from daemon.gateway.replay import Act, act, undone
 from sandbox.errors import Conflict, Invalid, PagurusError, SandboxDead
-from sandbox.messages import ExecRequest, ExecResult
+from sandbox.messages import ExecRequest, ExecResult, RestoreRequest
 
 log = logging.getLogger("pagurus.gateway")
 
@@ -103,7 +103,7 @@ class Commands:
                     raise self._left()
                 case Act.UNSURE:
                     log.info("takes the sandbox back: a command has no known end", extra={"sandbox": sandbox})
-                    await line.handler.restore(sandbox)
+                    await line.handler.host.restore(sandbox, RestoreRequest())
                     await self._return()
                 case Act.REDO:
                     await self._redo(existing[: line.place.position])
@@ -114,10 +114,8 @@ class Commands:
         raise SandboxDead(f"it died {TRIES} times under the same command", hint="see its log", sandbox=sandbox)
 
     async def finalize(self) -> None:
-        """Before a request ends the turn: what a restore has undone is done again."""
+        """Before a request of an agent outside ends the turn: what a restore has undone is done again."""
         line = self._line
-        if line.settings.agent != "outside":
-            return
         async with self._turn:
             for _ in range(TRIES):
                 await line.living()

@@ -21,15 +21,14 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from daemon import metrics
 from daemon.auth.shares import CallShare, Shares, memory_part
-from daemon.catalogue import CheckpointRow
 from daemon.checkpoints.capture import need_space
 from daemon.gateway import replay
 from daemon.gateway.answer import UpstreamAnswer, cut, deliver, is_open, pump
@@ -41,6 +40,9 @@ from daemon.gateway.wire import AgentRequest
 from daemon.turns.turns import LiveSandbox
 from sandbox.errors import Closed, Conflict, NoSpace, PagurusError, SandboxDead
 from sandbox.messages import CheckpointState, Gateway, GatewayStatistics, SandboxState
+
+if TYPE_CHECKING:
+    from daemon.host.host import Host
 
 log = logging.getLogger("pagurus.gateway")
 
@@ -93,9 +95,7 @@ class GatewayContext:
 
     journal: ConversationJournal
     upstreams: Upstreams
-    checkpoints: Mapping[str, CheckpointRow]
-    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[Any]]
-    restore: Callable[[str], Coroutine[Any, Any, Any]]  # a sandbox to its latest checkpoint
+    host: Host
     ledger: Ledger = field(default_factory=Ledger)
     counts: GatewayStatistics = field(default_factory=GatewayStatistics)
     answers: dict[int, UpstreamAnswer] = field(default_factory=dict)  # under way, by exchange
@@ -105,9 +105,8 @@ class GatewayContext:
 class LiveConversation:
     """One sandbox's conversation."""
 
-    def __init__(
-        self, settings: Gateway, place: JournalCursor, handler: GatewayContext, find: Callable[[], LiveSandbox | None]
-    ) -> None:
+    def __init__(self, sandbox: str, settings: Gateway, place: JournalCursor, handler: GatewayContext) -> None:
+        self.sandbox = sandbox
         self.settings = settings
         self.place = place
         self.handler = handler
@@ -115,7 +114,6 @@ class LiveConversation:
         self.path: list[ReplayExchange] = replay.path_to(handler.ledger.steps, place.head)
         self.bytes = 0  # of its record
         self.deciding = asyncio.Lock()
-        self._find = find
         self._readers: dict[int, web.BaseRequest] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -123,7 +121,7 @@ class LiveConversation:
 
     @property
     def live(self) -> LiveSandbox:
-        result = self._find()
+        result = self.handler.host.live_sandboxes.get(self.sandbox)
         if result is None:
             raise Closed("the sandbox has been removed", hint="create a sandbox, and give the agent its address")
         return result
@@ -233,7 +231,7 @@ class LiveConversation:
         inflight = live.services.inflights.get(step.checkpoint or "")
         if inflight is None:
             await live.captures.finalized()
-            row = self.handler.checkpoints.get(step.checkpoint or "")
+            row = live.services.checkpoints.get(step.checkpoint or "")
             bad = {CheckpointState.FAILED} | ({CheckpointState.CAPTURED} if live.row.durable_answers else set())
             if row is None or row.state not in bad:
                 return ""
@@ -351,7 +349,8 @@ class LiveConversation:
     def _request(self, step: ReplayExchange, requested: AgentRequest) -> UpstreamAnswer:
         """Ask the upstream; the answer fills while the state is captured."""
         answer = self.handler.answers[step.id] = UpstreamAnswer(self._memory())
-        task = self.handler.spawn(self._pump(step, requested, answer), f"exchange {step.id}")
+        work = self._pump(step, requested, answer)
+        task = self.handler.host.services.spawn(work, f"exchange {step.id}", lasting=True)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return answer
@@ -371,21 +370,20 @@ class LiveConversation:
     async def _pump(self, step: ReplayExchange, requested: AgentRequest, answer: UpstreamAnswer) -> None:
         journal, counts = self.handler.journal, self.handler.counts
 
-        async def keep() -> None:
-            if answer.status >= 300:
-                await journal.failed(step.id, answer.status)
-                metrics.upstream_errors.labels("status").inc()
-                return
-            durable = self.settings.hold == "durable"
-            self.bytes += await journal.answered(step.id, answer.recorded(), durable=durable)
-            step.answered = True
-            metrics.exchanges_stored.inc()
-
         try:
             await journal.asking(step.id)
             counts.upstream_calls += 1
             async with self._open_upstream(requested) as response:
-                await pump(answer, response, keep)
+                await pump(answer, response)
+                if answer.status < 300:
+                    durable = self.settings.hold == "durable"
+                    self.bytes += await journal.answered(step.id, answer.recorded(), durable=durable)
+                    step.answered = True
+                    metrics.exchanges_stored.inc()
+                else:
+                    await journal.failed(step.id, answer.status)
+                    metrics.upstream_errors.labels("status").inc()
+                answer.end()
         except PagurusError as error:
             counts.upstream_failures += 1
             metrics.upstream_errors.labels("unreachable").inc()
@@ -402,20 +400,18 @@ class LiveConversation:
         answer = UpstreamAnswer(self._memory())
         answer.join(request)
 
-        async def keep() -> None:
-            return
-
         async def fill() -> None:
             try:
                 async with self._open_upstream(requested) as response:
-                    await pump(answer, response, keep)
+                    await pump(answer, response)
+                    answer.end()
             except PagurusError as error:
                 answer.fail(error)
             finally:
                 if not answer.ended:
                     answer.fail(Closed("the daemon ends", hint="ask again"))
 
-        task = self.handler.spawn(fill(), "side exchange")
+        task = self.handler.host.services.spawn(fill(), "side exchange", lasting=True)
         try:
             return await deliver(answer, request, {}) or web.Response(status=499)
         finally:
@@ -434,10 +430,11 @@ class LiveConversation:
 
 def head_now(handler: GatewayContext, head: str, path: list[ReplayExchange]) -> int | None:
     """The last exchange that the state of checkpoint `head` knows of."""
-    row = handler.checkpoints.get(head)
+    checkpoints = handler.host.services.checkpoints
+    row = checkpoints.get(head)
     return replay.head_of(
         handler.ledger.by_checkpoint,
-        lambda name: handler.checkpoints[name].parent,
+        lambda name: checkpoints[name].parent,
         head,
         0 if row is None else row.turn,
         path,

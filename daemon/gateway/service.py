@@ -12,9 +12,9 @@ import contextlib
 import functools
 import logging
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -25,7 +25,6 @@ from daemon.gateway import listener, replay, wire
 from daemon.gateway.answer import is_open
 from daemon.gateway.commands import Commands
 from daemon.gateway.conversation import GatewayContext, LiveConversation, head_now
-from daemon.gateway.inside import InsideListeners
 from daemon.gateway.journal import ConversationJournal, JournalCursor
 from daemon.gateway.upstream import GatewayConfig, Upstreams, checked
 from sandbox.errors import Closed, Conflict, NotFound, PagurusError, TooMany, Unauthorized
@@ -34,7 +33,6 @@ from sandbox.messages import (
     ExecResult,
     Gateway,
     GatewayStatistics,
-    RestoreRequest,
     SandboxState,
     TokenInfo,
     Upstream,
@@ -78,34 +76,15 @@ class GatewayService:
         self.host = host
         self.config = config or GatewayConfig()
         self.journal = ConversationJournal(journal)
-        self.handler = GatewayContext(
-            self.journal,
-            Upstreams(self.config.upstreams, {}),
-            host.services.checkpoints,
-            self._spawn,
-            self._take_back,
-        )
+        self.handler = GatewayContext(self.journal, Upstreams(self.config.upstreams, {}), host)
         self.ready = asyncio.Event()  # set when everything was recovered
         self.lines: dict[str, LiveConversation] = {}
         self._commands: dict[str, Commands] = {}
         self._places: dict[str, JournalCursor] = {}
-        self._inside = InsideListeners(listener.RETAINED, self.serve, self._spawn)
+        self._inside = listener.InsideListeners(listener.RETAINED, self.serve, host.services.spawn)
         self._outside: listener.GatewayListener | None = None
         self._wrong = listener.ConnectionRateLimit()
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[Any]:
-        """Run `work` concurrently with the requests; a bug in it is logged, not lost."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("%s failed", task.get_name(), exc_info=error)
 
     # ----------------------------------------------------------------- the life of it
 
@@ -179,9 +158,6 @@ class GatewayService:
         ledger.sides.pop(sandbox, None)
         await self.journal.forget(sandbox, gone)
 
-    async def _take_back(self, sandbox: str) -> None:
-        await self.host.restore(sandbox, RestoreRequest())
-
     # ----------------------------------------------------------------- lines
 
     async def line(self, sandbox: str) -> LiveConversation:
@@ -203,7 +179,7 @@ class GatewayService:
             place.cursor = len(replay.path_to(self.handler.ledger.steps, head)) - 1
         if place.tree == HERE:
             place.tree = live.row.tree or ""
-        line = LiveConversation(live.row.gateway, place, self.handler, lambda: self.host.live_sandboxes.get(sandbox))
+        line = LiveConversation(sandbox, live.row.gateway, place, self.handler)
         line.bytes = size
         self.lines[sandbox] = line
         self._commands[sandbox] = Commands(line)
@@ -283,7 +259,7 @@ class GatewayService:
                 async with line.share.body(request) as raw:
                     requested = await self._understand(route, raw, request, line.settings)
                     kind = requested.kind
-                    if requested.main:
+                    if requested.main and line.settings.agent == "outside":
                         await self._commands[sandbox].finalize()
                     response = await line.serve(requested, request)
                     metrics.gateway_requests.labels(kind, _result(response)).inc()

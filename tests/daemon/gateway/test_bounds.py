@@ -17,9 +17,10 @@ from sandbox.messages import Gateway
 
 
 def line(ledger: Ledger, directory: Path) -> LiveConversation:
-    handler: Any = SimpleNamespace(ledger=ledger, journal=SimpleNamespace(path=directory / "gateway.sqlite"))
     live: Any = SimpleNamespace(row=SimpleNamespace(id="s-1"))
-    return LiveConversation(Gateway(upstream="model"), JournalCursor(tree=""), handler, lambda: live)
+    journal, host = SimpleNamespace(path=directory / "gateway.sqlite"), SimpleNamespace(live_sandboxes={"s-1": live})
+    handler: Any = SimpleNamespace(ledger=ledger, journal=journal, host=host)
+    return LiveConversation("s-1", Gateway(upstream="model"), JournalCursor(tree=""), handler)
 
 
 def test_exchanges_are_counted_for_each_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
