@@ -152,10 +152,7 @@ class Programs:
     async def start(self, request: ProcessRequest) -> ProcessInfo:
         """Start a background process. Unless it is one of several acts, that is a turn."""
         argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
-        made: ProgramRow | None = None
-
-        async def run() -> ExecResult:
-            nonlocal made
+        async with self._live.act(f"start {shown(request.command)}", ends_turn=request.ends_turn) as act:
             made = await self.launch(
                 ProgramKind.PROCESS,
                 argv,
@@ -164,12 +161,9 @@ class Programs:
                 stdin=request.stdin,
                 log_limit=request.log_limit,
             )
-            return ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
-
-        result = await self._live.act(f"start {shown(request.command)}", run, ends_turn=request.ends_turn)
-        assert made is not None
+            act.result = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=0.0)
         info = await self.info(made.id)
-        info.turn, info.verdict, info.checkpoint = result.turn, result.verdict, result.checkpoint
+        info.turn, info.verdict, info.checkpoint = act.result.turn, act.result.verdict, act.result.checkpoint
         return info
 
     async def open_terminal(self, request: TerminalRequest) -> ProcessInfo:

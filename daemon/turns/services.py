@@ -151,8 +151,7 @@ class ServiceControl:
         names = startup_order(composition, request.services)
         failure: PagurusError | None = None
 
-        async def run() -> ExecResult:
-            nonlocal failure
+        async with self._live.act(f"up {' '.join(names)}", ends_turn=True) as act:
             began = time.monotonic()
             try:
                 async with asyncio.timeout(request.timeout):
@@ -166,11 +165,8 @@ class ServiceControl:
                     hint="look at their logs, or wait longer",
                     sandbox=self._live.row.id,
                 )
-            return ExecResult(
-                exit_code=int(failure is not None), stdout=b"", stderr=b"", duration=time.monotonic() - began
-            )
-
-        await self._live.act(f"up {' '.join(names)}", run, ends_turn=True)
+            took = time.monotonic() - began
+            act.result = ExecResult(exit_code=int(failure is not None), stdout=b"", stderr=b"", duration=took)
         if failure is not None:
             raise failure
         return [self.info(name) for name in names]
@@ -208,16 +204,14 @@ class ServiceControl:
             if name in (needs := composition.services[other].depends_on) and needs[name].restart
         ]
 
-        async def run() -> ExecResult:
+        async with self._live.act(f"restart {name}", ends_turn=True) as act:
             began = time.monotonic()
             for other in reversed(others):
                 await self._stop(other, None)
             await self._stop(name, request.timeout)
             for one in (name, *others):
                 await self._start(one)
-            return ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=time.monotonic() - began)
-
-        await self._live.act(f"restart {name}", run, ends_turn=True)
+            act.result = ExecResult(exit_code=0, stdout=b"", stderr=b"", duration=time.monotonic() - began)
         return self.info(name)
 
     # ----------------------------------------------------------------- watching

@@ -111,13 +111,12 @@ class ShellSessions:
             if row.answer is not None and row.answer.key == request.key:
                 return await self._again(session, row.answer)
 
-            async def run() -> ExecResult:
-                return await self._run(session, request, outlet)
-
             def finalize(result: ExecResult) -> None:
                 self._answered(session, request.key, result)
 
-            return await self._live.act(request.command, run, ends_turn=request.ends_turn, finalize=finalize)
+            async with self._live.act(request.command, ends_turn=request.ends_turn, finalize=finalize) as act:
+                act.result = await self._run(session, request, outlet)
+            return act.result
 
     async def _run(self, session: str, request: SessionExecRequest, outlet: Outlet | None) -> ExecResult:
         if outlet is not None:

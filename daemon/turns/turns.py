@@ -18,9 +18,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from daemon import metrics, states
 from daemon.catalogue import SandboxRow, put_checkpoint, put_sandbox, put_turn
@@ -63,6 +63,12 @@ class OpenTurn:
     def __init__(self) -> None:
         self.started = time.time()
         self.result: ExecResult | None = None  # once it has ended
+
+
+class SandboxAct:
+    """What is done in a sandbox, from the gate to its result."""
+
+    result: ExecResult
 
 
 class LiveSandbox:
@@ -135,38 +141,45 @@ class LiveSandbox:
     async def exec(self, request: ExecRequest, outlet: Outlet | None = None) -> ExecResult:
         """Run a command; when it ends the turn, judge it and begin its checkpoint. An `outlet` gets its output."""
 
-        async def run() -> ExecResult:
-            if outlet is not None:
-                outlet.need_reader()
-            argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
-            at = place(self.row, request.service)
-            user = await self.user(request.user, at)
-            options: dict[str, Any] = {} if outlet is None else {"outlet": outlet}
-            if request.key is not None:
-                options["on_start"] = partial(self.commands.__setitem__, request.key)
-            return await self.container.exec(
-                argv,
-                env={"HOME": user.home, **at.env, **request.env},
-                cwd=request.cwd or at.workdir,
-                root=at.root,
-                uid=user.uid,
-                gid=user.gid,
-                groups=user.groups,
-                stdin=request.stdin,
-                timeout=request.timeout,
-                output_limit=request.output_limit,
-                **options,
-            )
+        with self._keyed(request.key):
+            async with self.act(request.command, ends_turn=request.ends_turn) as act:
+                act.result = await self._run(request, outlet)
+            return act.result
 
-        if request.key is None:
-            return await self.act(request.command, run, ends_turn=request.ends_turn)
-        if request.key in self.commands:
+    @contextlib.contextmanager
+    def _keyed(self, key: str | None) -> Iterator[None]:
+        """Within it a command is known by its key, if it has one. Raises Conflict for one that is in use."""
+        if key is None:
+            yield
+            return
+        if key in self.commands:
             raise Conflict("a command of this key is under way", hint="use a new key for a new command")
-        self.commands[request.key] = None
+        self.commands[key] = None
         try:
-            return await self.act(request.command, run, ends_turn=request.ends_turn)
+            yield
         finally:
-            del self.commands[request.key]
+            del self.commands[key]
+
+    async def _run(self, request: ExecRequest, outlet: Outlet | None) -> ExecResult:
+        if outlet is not None:
+            outlet.need_reader()
+        argv = request.command if isinstance(request.command, list) else ["/bin/sh", "-c", request.command]
+        at = place(self.row, request.service)
+        user = await self.user(request.user, at)
+        return await self.container.exec(
+            argv,
+            env={"HOME": user.home, **at.env, **request.env},
+            cwd=request.cwd or at.workdir,
+            root=at.root,
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.groups,
+            stdin=request.stdin,
+            timeout=request.timeout,
+            output_limit=request.output_limit,
+            outlet=outlet,
+            on_start=None if request.key is None else partial(self.commands.__setitem__, request.key),
+        )
 
     async def signal(self, key: str, number: int, *, group: bool) -> None:
         """Send a signal to the command of this key. Raises NotFound unless it runs."""
@@ -175,24 +188,23 @@ class LiveSandbox:
             if command is None or not await command.signal(number, group=group):
                 raise NotFound("no command of this key runs", hint="it has ended, or not begun", sandbox=self.row.id)
 
+    @contextlib.asynccontextmanager
     async def act(
-        self,
-        what: str | list[str],
-        run: Callable[[], Awaitable[ExecResult]],
-        *,
-        ends_turn: bool,
-        finalize: Callable[[ExecResult], None] | None = None,
-    ) -> ExecResult:
-        """Do something in the sandbox behind the gate, and end the turn with it unless it is one of several.
+        self, what: str | list[str], *, ends_turn: bool, finalize: Callable[[ExecResult], None] | None = None
+    ) -> AsyncIterator[SandboxAct]:
+        """What is done in the sandbox within runs behind the gate, and ends the turn unless it is one of several.
 
-        `finalize` gets the judged result before it is published: its row changes are committed together.
+        The caller sets the result, which is judged when the block has ended. `finalize` gets the judged one before it
+        is published: its row changes are committed together.
         """
+        act = SandboxAct()
         arrived = time.monotonic()
         if self._answered_at is not None:
             self.captures.thought(arrived - self._answered_at)
         async with self.using():
             started, clock = time.time(), time.monotonic()
-            result = await run()
+            yield act
+        result = act.result
         result.waited_ms = 1000 * (clock - arrived)
         self.services.exposed.append(result.waited_ms)
         metrics.command(result.duration, result.waited_ms / 1000)
@@ -205,7 +217,6 @@ class LiveSandbox:
             finalize(result)
             self.services.catalogue.later([put_sandbox(self.row)])
         self._answered_at = time.monotonic()
-        return result
 
     @property
     def root(self) -> SandboxRoot:

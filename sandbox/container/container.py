@@ -36,15 +36,11 @@ from sandbox.container.outlet import Outlet
 from sandbox.container.outside import Outside
 from sandbox.container.paced import Allowance
 from sandbox.container.process import (
-    Handles,
     ReapWaiter,
     RunningCommand,
-    end_started,
     exit_code,
     exit_status,
-    kill_started,
     readable,
-    signal_started,
     unreaped_status,
 )
 from sandbox.container.process import pidfd_tells_exit as _pidfd_tells_exit
@@ -108,7 +104,7 @@ class Container:
         self.held_root: SandboxRoot | None = None  # of pid 1; another object after each restore
         self._shim: Shim | None = None
         self.shim_pid = 0  # host pid of its shim
-        self._allowance = Allowance()  # of its commands' outputs
+        self.allowance = Allowance()  # of its commands' outputs
         self._reaped: ReapWaiter | None = None
         #: By who asks: called with `netns`, from a thread, when a restore has made a new one and before it is used.
         self.followers: dict[str, Callable[[Path], None]] = {}
@@ -432,7 +428,6 @@ class Container:
         stdin: bytes = b"",
         timeout: float | None = None,
         output_limit: int = 1 << 20,
-        on_output: Callable[[str, bytes], None] | None = None,
         outlet: Outlet | None = None,
         on_start: Callable[[RunningCommand], None] | None = None,
     ) -> ExecResult:
@@ -441,9 +436,8 @@ class Container:
         After `timeout` seconds what it started is signalled to end, and killed soon after. `gid`: as `uid`. `groups`:
         supplementary ones. `root`: of a service, in which `cwd` lies. A failure of the program is a result;
         CommandNotFound, Invalid (working directory), Conflict (no process left under the limit), SandboxDead raise.
-        `on_output` gets ("stdout" | "stderr", chunk) as it comes. An `outlet` gets all of it instead of the result, at
-        the pace of its reader; when that leaves, the command ends as after `timeout`. `on_start` gets the command,
-        which takes signals.
+        An `outlet` gets all output instead of the result, at the pace of its reader; when that leaves, the command ends
+        as after `timeout`. `on_start` gets the command, which takes signals.
         """
         began = time.monotonic()
         flags = spawn.STDIN if stdin else 0
@@ -451,11 +445,10 @@ class Container:
         before = self.cgroup.oom_kills()
 
         async def launch_command() -> RunningCommand:
-            (pid, stream, *inner), fds = await spawn.start(
+            started, fds = await spawn.start(
                 self, flags, uid, cwd, argv, variables, gid, groups, root=root, joins=root, oom_kills=before
             )
-            handles = self._handles(int(pid), int(stream), fds[0], int(inner[0]) if inner else 0)
-            return RunningCommand(handles, fds, stdin=stdin, limit=output_limit, report=on_output, outlet=outlet)
+            return RunningCommand(self, started, fds, stdin=stdin, limit=output_limit, outlet=outlet)
 
         try:
             command = await _launched(launch_command())
@@ -483,35 +476,24 @@ class Container:
         """The error for users of a sandbox that has ended."""
         return SandboxDead(why, hint=f"pagurus restore {self.spec.id}", sandbox=self.spec.id)
 
-    def _handles(self, pid: int, stream: int, pidfd: int, inner: int) -> Handles:
-        """What a running command needs of its sandbox. `inner`: its pid in there."""
-        began_below = self.held_root
+    async def ended(self, command: RunningCommand) -> int:
+        """Wait status of a command, once it has one."""
 
         def noted() -> int | None:
-            if self.held_root is not began_below or self.init_pid is None:  # killed with the pid 1 of then
+            if self.held_root is not command.root or self.init_pid is None:  # killed with the pid 1 of then
                 return signal.SIGKILL
-            return endings.noted(self.init_pid, self._init_pidfd, inner)
+            return endings.noted(self.init_pid, self._init_pidfd, command.inner)
 
-        async def end() -> int:
-            if not _pidfd_tells_exit():
-                return await endings.ended(pid, pidfd, noted)
-            if self._reaped is None:
-                self._reaped = ReapWaiter()
-            await self._reaped.wait(pidfd)
-            if (status := unreaped_status(pid, pidfd)) is not None:
-                return status
-            status = exit_status(pidfd)
-            assert status is not None
+        if not _pidfd_tells_exit():
+            return await endings.ended(command.pid, command.pidfd, noted)
+        if self._reaped is None:
+            self._reaped = ReapWaiter()
+        await self._reaped.wait(command.pidfd)
+        if (status := unreaped_status(command.pid, command.pidfd)) is not None:
             return status
-
-        return Handles(
-            end=end,
-            release=lambda: self.post("release", stream),
-            kill=lambda: kill_started(pid, self.tasks),
-            terminate=lambda: end_started(pid, self.tasks),
-            signal=lambda number, group: signal_started(pid, self.tasks, number, group=group),
-            allowance=self._allowance,
-        )
+        status = exit_status(command.pidfd)
+        assert status is not None
+        return status
 
     # ---------------------------------------------------------------- ending
 

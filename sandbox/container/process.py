@@ -18,8 +18,8 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sandbox import hints, paths, procfs
 from sandbox.container.outlet import Name, Outlet
@@ -27,6 +27,9 @@ from sandbox.container.paced import Allowance, PacedReader
 from sandbox.descriptors import closing
 from sandbox.errors import Unsupported
 from sandbox.procfs import ProcessIdentity, task_of
+
+if TYPE_CHECKING:
+    from sandbox.container.container import Container
 
 _PIDFD_GET_INFO = 0xC040FF0B
 _INFO_EXIT = 1 << 3
@@ -142,14 +145,15 @@ async def readable(fd: int) -> None:
 class Drain:
     """Reads a pipe as it is filled, at a pace, unless stopped; keeps the first `limit` bytes and counts the rest.
 
-    `on_data` sees every chunk as it comes, for streaming.
+    An `outlet` gets every chunk as it comes, under this name.
     """
 
     def __init__(
         self,
         fd: int,
         limit: int,
-        on_data: Callable[[bytes], None] | None = None,
+        outlet: Outlet | None = None,
+        name: Name = "stdout",
         allowance: Allowance | None = None,
     ):
         self.retained = bytearray()
@@ -157,7 +161,7 @@ class Drain:
         self.ended = False
         self._fd = fd
         self._limit = limit
-        self._on_data = on_data
+        self._outlet, self._name = outlet, name
         self._large = False
         self._end: asyncio.Event | None = None
         os.set_blocking(fd, False)
@@ -196,8 +200,8 @@ class Drain:
         keep = min(len(data), self._limit - len(self.retained))
         self.retained += data[:keep]
         self.dropped += len(data) - keep
-        if self._on_data is not None:
-            self._on_data(data)
+        if self._outlet is not None:
+            self._outlet.put(self._name, data)
         return len(data)
 
     def finish(self) -> None:
@@ -248,41 +252,27 @@ class Feed:
             self._fd = -1
 
 
-@dataclass(frozen=True)
-class Handles:
-    """What a running command needs of its sandbox."""
-
-    end: Callable[[], Awaitable[int]]  # its wait status
-    release: Callable[[], None]  # give its pipes up to the shim
-    kill: Callable[[], int]  # all that it started; blocks
-    terminate: Callable[[], None]  # the same, but SIGTERM and some time first; blocks
-    signal: Callable[[int, bool], bool]  # to it alone, or (True) to all that it started; whether any got it; blocks
-    allowance: Allowance  # at which pace all its commands' outputs are read
-
-
 class RunningCommand:
     """A started command, from its descriptors (pidfd, stdout, stderr and perhaps stdin) to its end."""
 
     def __init__(
         self,
-        handles: Handles,
+        container: Container,
+        started: Sequence[str],
         fds: Sequence[int],
         *,
         stdin: bytes,
         limit: int,
-        report: Callable[[Name, bytes], None] | None,
         outlet: Outlet | None = None,
     ):
-        if outlet is not None:
-            report, limit = outlet.put, 0
-
-        def telling(name: Name) -> Callable[[bytes], None] | None:
-            return None if report is None else lambda data: report(name, data)
-
-        self._handles = handles
-        self._pidfd = fds[0]
-        self.stdout = Drain(fds[1], limit, telling("stdout"), handles.allowance)
-        self.stderr = Drain(fds[2], limit, telling("stderr"), handles.allowance)
+        """`started`: what the shim says of it: its pid, the number of its pipes, perhaps its pid in the sandbox."""
+        pid, stream, *inner = map(int, started)
+        self.pid, self.inner, self.pidfd = pid, inner[0] if inner else 0, fds[0]
+        self.root = container.held_root  # of the pid 1 below which it runs
+        self._container, self._stream = container, stream
+        limit = limit if outlet is None else 0
+        self.stdout = Drain(fds[1], limit, outlet, "stdout", container.allowance)
+        self.stderr = Drain(fds[2], limit, outlet, "stderr", container.allowance)
         self._feed = Feed(fds[3], stdin) if len(fds) > 3 else None
         self._outlet = outlet
         self._done = False
@@ -296,33 +286,35 @@ class RunningCommand:
                     with contextlib.nullcontext() if outlet is None else outlet.ending(deadline):
                         return await self._end(), False
             except TimeoutError:
-                await asyncio.to_thread(self._handles.terminate)
+                await asyncio.to_thread(end_started, self.pid, self._container.tasks)
                 async with asyncio.timeout(_KILL_TIMEOUT):
                     return await self._end(), True
 
     async def signal(self, number: int, *, group: bool) -> bool:
         """Send a signal to all that it started, or to it alone; False if none got it, since it has ended."""
-        return not self._done and await asyncio.to_thread(self._handles.signal, number, group)
+        if self._done:
+            return False
+        return await asyncio.to_thread(signal_started, self.pid, self._container.tasks, number, group=group)
 
     def _pace(self, reading: bool) -> None:
         self.stdout.pace(reading)
         self.stderr.pace(reading)
 
     async def _end(self) -> int:
-        status = await self._handles.end()
+        status = await self._container.ended(self)
         self._done = True
         return status
 
     async def close(self) -> None:
         """Takes what lies in the pipes; the shim reads them from now on."""
         if not self._done:
-            await asyncio.to_thread(self._handles.kill)
+            await asyncio.to_thread(kill_started, self.pid, self._container.tasks)
         self.stdout.finish()
         self.stderr.finish()
         if self._feed is not None:
             self._feed.close()
-        os.close(self._pidfd)
-        self._handles.release()
+        os.close(self.pidfd)
+        self._container.post("release", self._stream)
 
 
 def started_by(root: int, candidates: list[int]) -> list[ProcessIdentity]:

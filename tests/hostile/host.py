@@ -8,6 +8,7 @@ import ctypes
 import os
 from pathlib import Path
 
+from sandbox.container.outlet import Outlet
 from tests.hostile.act import ATTEMPT, Scene, act, judge, program, run, unharmed
 
 _NETWORK = {
@@ -64,10 +65,10 @@ async def _abstract(scene: Scene) -> str:
 @act("reach a server of the neighbour")
 async def _neighbour_port(scene: Scene) -> str:
     serve = "import socket, time; s = socket.create_server(('0.0.0.0', 4444)); print('up', flush=True); time.sleep(60)"
-    up = asyncio.Event()
-    task = asyncio.create_task(scene.neighbour.exec(["python3", "-c", serve], on_output=lambda *_: up.set()))
+    outlet = Outlet()
+    task = asyncio.create_task(scene.neighbour.exec(["python3", "-c", serve], outlet=outlet))
     try:
-        await up.wait()
+        await outlet.get()
         code = "attempt('neighbour', socket.create_connection, ('127.0.0.1', 4444), 2)"
         return judge(await run(scene, code))
     finally:

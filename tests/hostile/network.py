@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 
 from bench.harness import own_internet as world
+from sandbox.container.outlet import Outlet
 from sandbox.messages import Network
 from tests.hostile.act import Scene, act, judge, program, run, unharmed
 
@@ -206,16 +207,10 @@ async def _host(scene: Scene) -> str:
 
 @act("reach a neighbour that has the same policy", network=OPEN)
 async def _neighbour(scene: Scene) -> str:
-    said: list[bytes] = []
-    up = asyncio.Event()
-
-    def hear(_: str, data: bytes) -> None:
-        said.append(data)
-        up.set()
-
-    task = asyncio.create_task(scene.neighbour.exec(["python3", "-c", SERVE], on_output=hear))
+    outlet, said = Outlet(), b""
+    task = asyncio.create_task(scene.neighbour.exec(["python3", "-c", SERVE], outlet=outlet))
     try:
-        await up.wait()
+        await outlet.get()
         code = (
             "attempt('tcp', socket.create_connection, ('{neighbour}', 4444), 3)\n"
             "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('{neighbour}', 4444)); s.settimeout(1)\n"
@@ -226,7 +221,10 @@ async def _neighbour(scene: Scene) -> str:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-    return judge(done, tried=2) or ("the neighbour was reached" if b"REACHED" in b"".join(said) else "")
+        outlet.end()
+        while (part := await outlet.get()) is not None:
+            said += part[1]
+    return judge(done, tried=2) or ("the neighbour was reached" if b"REACHED" in said else "")
 
 
 @act("carry data out in names that are not allowed (DNS tunnel)", network=WALLED)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sandbox import procfs
-from sandbox.container import endings
+from sandbox.container import endings, process
+from sandbox.container.outlet import Outlet
 from sandbox.container.process import RunningCommand, pidfd_tells_exit, readers_first, signal_started
 from sandbox.descriptors import closing
 from sandbox.errors import CommandNotFound, Conflict, Invalid
@@ -155,19 +156,12 @@ async def test_huge_output_is_counted_not_kept(maker: Maker) -> None:
 async def test_output_comes_as_it_is_written(maker: Maker) -> None:
     sb = await maker.create()
     await shell(sb, "mkfifo /go")
-    observed: list[tuple[str, bytes]] = []
-    first = asyncio.Event()
-
-    def take(name: str, data: bytes) -> None:
-        observed.append((name, data))
-        first.set()
-
-    running = asyncio.create_task(sb.exec(["sh", "-c", "echo one; read x < /go; echo two >&2"], on_output=take))
-    await first.wait()
-    assert observed == [("stdout", b"one\n")]
+    outlet = Outlet()
+    running = asyncio.create_task(sb.exec(["sh", "-c", "echo one; read x < /go; echo two >&2"], outlet=outlet))
+    assert await outlet.get() == ("stdout", b"one\n")
     await shell(sb, "echo > /go")
-    assert (await running).stderr == b"two\n"
-    assert observed[-1] == ("stderr", b"two\n")
+    assert await outlet.get() == ("stderr", b"two\n")
+    assert (await running).exit_code == 0
 
 
 async def test_background_process_neither_delays_nor_dies(maker: Maker) -> None:
@@ -197,9 +191,9 @@ async def test_timeout_kills_what_was_started(maker: Maker) -> None:
 
 async def test_cancelled_command_is_killed(maker: Maker) -> None:
     sb = await maker.create()
-    begun = asyncio.Event()
-    task = asyncio.create_task(sb.exec(["sh", "-c", "echo x; sleep 1000"], on_output=lambda *_: begun.set()))
-    await begun.wait()
+    outlet = Outlet()
+    task = asyncio.create_task(sb.exec(["sh", "-c", "echo x; sleep 1000"], outlet=outlet))
+    await outlet.get()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -218,20 +212,21 @@ async def test_command_cancelled_while_it_starts_is_killed(maker: Maker) -> None
     assert await finalized(sb, {sb.init_pid}) == {sb.init_pid}
 
 
-async def test_a_signal_that_ends_the_command_at_once_has_reached_it(maker: Maker) -> None:
+async def test_a_signal_that_ends_the_command_at_once_has_reached_it(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sb = await maker.create()
     started: asyncio.Future[RunningCommand] = asyncio.get_running_loop().create_future()
     running = asyncio.ensure_future(sb.exec(["sleep", "1000"], on_start=started.set_result))
     command = await started
-    send = command._handles.signal
 
-    def send_and_see_the_end(number: int, group: bool) -> bool:
-        sent = send(number, group)
+    def send_and_see_the_end(*arguments: Any, **options: Any) -> bool:
+        sent = signal_started(*arguments, **options)
         while not running.done():
             time.sleep(0.001)
         return sent
 
-    command._handles = dataclasses.replace(command._handles, signal=send_and_see_the_end)
+    monkeypatch.setattr(process, "signal_started", send_and_see_the_end)
     assert await command.signal(signal.SIGTERM, group=True)
     assert (await running).exit_code == 143
     assert not await command.signal(signal.SIGTERM, group=True)
