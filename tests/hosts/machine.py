@@ -92,8 +92,9 @@ def run(system: System, job: Path, *, timeout: float, watch: Callable[[], None])
 
     `watch` is called every second. Raises TimeoutError; the guest is gone in any case.
     """
-    if shutil.which("qemu-system-x86_64") is None:
-        raise SystemExit("error: qemu is missing\nhint: apt-get install qemu-system-x86 qemu-utils")
+    for program in ("qemu-system-x86_64", "qemu-img"):
+        if shutil.which(program) is None:
+            raise SystemExit(f"error: {program} is missing\nhint: apt-get install qemu-system-x86 qemu-utils")
     image, kernel = guest_image.ensure(system.suite), kernel_of(system)
     disk = job.parent / "disk.qcow2"
     base = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(image / "disk.img"), str(disk)]
