@@ -207,6 +207,11 @@ class SpreadPages:
         return cls([view], np.array([[0, len(view) // PAGE, 0, 0]], np.int64), [(new_name(), path)])
 
     @property
+    def in_one(self) -> bool:
+        """Whether one file has all of it, in order."""
+        return len(self.sources) == 1
+
+    @property
     def size(self) -> int:
         """Bytes."""
         return self._ends[-1] if self._ends else 0
@@ -254,21 +259,25 @@ def link(source: Path, into: Path) -> None:
 def complete(source: Path, into: Path, *, later: bool) -> dict[str, SpreadPages]:
     """Give `into`, a private copy of the images of `source` without BELOW, all their pages. Blocks.
 
-    `later`: the files of pages have their sizes only, and are returned, by name: the caller writes what is needed.
+    `later`: all files of pages of a table are returned, by name. Those whose content lies in several have their sizes
+    only: the caller writes what is needed.
     """
     result = {}
     for name, layers in read(source).items():
-        if len(layers.names) == 1 or not (into / layers.pagemap).exists():
-            continue  # nothing of earlier captures; or the process was taken out of the images
+        if not (into / layers.pagemap).exists():
+            continue  # the process was taken out of the images
         places = [file_of(source, name, layers, index) for index in range(len(layers.names))]
+        pages = SpreadPages(list(map(mapped, places)), layers.runs(), list(zip(layers.names, places, strict=True)))
+        if later:
+            result[name] = pages
+        if pages.in_one:
+            continue
         for old in (name, layers.pagemap):
             (into / old).unlink(missing_ok=True)
-        pages = SpreadPages(list(map(mapped, places)), layers.runs(), list(zip(layers.names, places, strict=True)))
         link(source / BELOW / layers.pagemap, into / layers.pagemap)
         if later:
             with open(into / name, "xb") as file:
                 file.truncate(pages.size)
-            result[name] = pages
         else:
             pages.write(into / name)
     return result

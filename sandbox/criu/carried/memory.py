@@ -107,8 +107,7 @@ class Fill:
 def split(directory: Path, lean: Path, spread: dict[str, SpreadPages]) -> Fill | None:
     """Make `lean`, the images without the memory that is returned; None: too little, nothing was made. Blocks.
 
-    `spread`: files of pages in `directory` that have only their size, and their content. Those that CRIU is to read
-    are written.
+    `spread`: as of :func:`layers.complete`, for `directory`. Those that CRIU is to read are written.
     """
     chosen = _chosen(directory)
     fill = Fill()
@@ -173,6 +172,8 @@ def _divide(directory: Path, lean: Path, chosen: _Chosen, spread: dict[str, Spre
 
 def _write_all(directory: Path, spread: dict[str, SpreadPages]) -> None:
     for name, pages in spread.items():
+        if pages.in_one:
+            continue
         (directory / name).unlink()
         pages.write(directory / name)
 

@@ -141,6 +141,16 @@ async def test_memory_in_several_files_comes_back_whoever_writes_it(bench: Bench
         assert await shell(sandbox, CHECK) == "good\n"
 
 
+async def test_what_a_restore_wrote_is_not_hashed_again(bench: Bench) -> None:
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    first = await bench.save(sandbox)
+    (name,) = {item.names for item in layers.read(first.capture.dir).values()}.pop()
+    await bench.kill_and_restore(sandbox, first, first.capture.dir, verify=False)
+    second = await bench.save(sandbox)
+    assert any(name in item.names[1:] for item in layers.read(second.capture.dir).values())
+
+
 async def test_pages_of_several_files_are_found_by_their_hashes(bench: Bench) -> None:
     sandbox = await bench.maker.create()
     await shell(sandbox, HOLDER)
