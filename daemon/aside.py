@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from daemon.checkpoints.queue import CheckpointQueue
@@ -59,11 +59,12 @@ class Aside:
 
         `sandbox`, `owner`: on whose behalf. Raises TooMany when too many of that sandbox's jobs wait.
         """
-        return await self.within(lambda: self.do(function, *arguments), sandbox=sandbox, owner=owner)
+        async with self.slot(sandbox=sandbox, owner=owner):
+            return await self.do(function, *arguments)
 
-    async def within(self, work: Callable[[], Awaitable[T]], *, sandbox: str, owner: str = "") -> T:
-        """Likewise for `work`, which has a slot for that time: what it holds, others of its kind do not hold as
-        well."""
+    @contextlib.asynccontextmanager
+    async def slot(self, *, sandbox: str, owner: str = "") -> AsyncIterator[None]:
+        """A slot for what is done within: what it holds, others of its kind do not hold as well."""
         if self._waiting.get(sandbox, 0) >= MAX_QUEUED:
             raise TooMany(
                 f"{MAX_QUEUED} requests that read whole trees wait for this sandbox", hint="wait for their answers"
@@ -73,15 +74,12 @@ class Aside:
             sandbox=sandbox,
             owner=owner,
             deadline=self._queue.now() + TIMEOUT,
-            work=work,
             waited=True,
         )
         self._waiting[sandbox] = self._waiting.get(sandbox, 0) + 1
         try:
-            return await asyncio.shield(ticket.done)
-        except asyncio.CancelledError:
-            ticket.cancel()
-            raise
+            async with ticket:
+                yield
         finally:
             self._waiting[sandbox] -= 1
             if not self._waiting[sandbox]:

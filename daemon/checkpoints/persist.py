@@ -17,7 +17,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 import msgspec
 
@@ -26,6 +25,7 @@ from daemon.catalogue import CheckpointRow, put_checkpoint
 from daemon.checkpoints.capture import Capturer, failure
 from daemon.checkpoints.inflight import InFlight, Services
 from daemon.checkpoints.lifecycle import CheckpointEvent, after
+from daemon.checkpoints.queue import QueuedCapture
 from daemon.checkpoints.schedule import CheckpointStage
 from sandbox.errors import CheckpointFailed, NoSpace, PagurusError, Protocol
 from sandbox.messages import CheckpointState
@@ -119,27 +119,28 @@ async def _store_images(services: Services, inflight: InFlight, durable_answers:
     """Pack the raw images. A daemon that was killed may have done that, and may have let go of them."""
     row, capturer = inflight.row, services.capturer
 
-    async def step(stage: CheckpointStage, work: Callable[[], Awaitable[Any]]) -> Any:
+    def queued(stage: CheckpointStage) -> QueuedCapture:
         inflight.ticket = services.queue.submit(
             stage,
             sandbox=row.sandbox,
             owner=row.owner,
             deadline=services.queue.now() + PACK_TIMEOUT,
-            work=work,
             waited=inflight.durable_waited or (inflight.waited and durable_answers),
             cost=max(1.0, row.dump_bytes),
         )
-        return await inflight.ticket.done
+        return inflight.ticket
 
     if not capturer.places.dump(row.id).is_dir():
-        if missing := await step(CheckpointStage.HASH, lambda: capturer.unpacked(row.id)):
+        async with queued(CheckpointStage.HASH):
+            missing = await capturer.unpacked(row.id)
+        if missing:
             raise CheckpointDamaged(missing)
         return
     await _unread(inflight, capturer)
-    hashed = await step(CheckpointStage.HASH, lambda: capturer.hash(row, inflight.parent.dump))
-    await step(
-        CheckpointStage.COMPRESS, lambda: capturer.pack(row, hashed)
-    )  # `hashed` holds the raw images: not beyond here
+    async with queued(CheckpointStage.HASH):
+        hashed = await capturer.hash(row, inflight.parent.dump)
+    async with queued(CheckpointStage.COMPRESS):
+        await capturer.pack(row, hashed)  # `hashed` holds the raw images: not beyond here
     services.count_images(row)
 
 

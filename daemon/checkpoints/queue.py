@@ -4,10 +4,9 @@ Guarantee: a job's slot is given back however the job ends; a job with a waiting
 
 Calling pattern::
 
-    ticket = queue.submit(Stage.DUMP, sandbox="sb", deadline=now + think, work=capture)
-    ...                       # the model thinks
-    ticket.promote()
-    await asyncio.shield(ticket.done)    # what `work` returned, or raises what it raised; the caller may leave
+    ticket = queue.submit(Stage.DUMP, sandbox="sb", deadline=now + think)
+    async with ticket:        # waits for its slot; a caller that needs the result calls ticket.promote()
+        await capture()       # the slot is given back at the end
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daemon.checkpoints.schedule import MIN_DUMP_SECONDS, CheckpointStage, Schedule, StageJob
@@ -26,42 +25,35 @@ RECENT = 2048  # waits of each stage that the statistics look back on
 
 
 class QueuedCapture:
-    """One submitted job."""
+    """One submitted job. The task that enters it does the job within."""
 
-    def __init__(self, queue: CheckpointQueue, job: StageJob, work: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, queue: CheckpointQueue, job: StageJob) -> None:
         self._queue = queue
-        self._work = work
         self.job = job
-        self.done: asyncio.Future[Any] = queue.loop.create_future()
-        self.done.add_done_callback(_retrieve)
-        self.task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None  # that waits, or works
         self.submitted = queue.now()
         self.started: float | None = None
+        self._slot: asyncio.Future[None] = queue.loop.create_future()
 
     def promote(self) -> None:
         """A caller waits for it."""
         self._queue.promote(self)
 
-    def cancel(self) -> None:
-        """It is no longer needed. Queued, it never starts; under way, its task is cancelled."""
-        if self.task is not None:
-            self.task.cancel()
-        elif self._queue.holds(self):
-            self.done.cancel()
-            self._queue.finished(self)
-
     def start(self) -> None:
-        self.started = self._queue.now()
-        self.task = asyncio.ensure_future(self._work())
-        self.task.add_done_callback(self._finalize)
+        """It has a slot. One whose task has just been cancelled gives it back at once."""
+        if not self._slot.cancelled():
+            self.started = self._queue.now()
+            self._slot.set_result(None)
 
-    def _finalize(self, task: asyncio.Task[Any]) -> None:
-        if task.cancelled() or self.done.done():
-            self.done.cancel()
-        elif (error := task.exception()) is not None:
-            self.done.set_exception(error)
-        else:
-            self.done.set_result(task.result())
+    async def __aenter__(self) -> None:
+        self.task = asyncio.current_task()
+        try:
+            await self._slot
+        except BaseException:
+            self._queue.finished(self)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
         self._queue.finished(self)
 
 
@@ -94,25 +86,20 @@ class CheckpointQueue:
         *,
         sandbox: str,
         deadline: float,
-        work: Callable[[], Awaitable[Any]],
         waited: bool = False,
         cost: float = 1.0,
         owner: str = "",
         expected: float = MIN_DUMP_SECONDS,
     ) -> QueuedCapture:
-        """Queue `work`. It starts at once when a slot of its stage is free that its owner may take."""
+        """Queue a job, to be entered at once. It starts when a slot of its stage is free that its owner may take."""
         if self._closed:
             raise RuntimeError("the checkpoint queue is closed")
         job = StageJob(f"{stage.value}-{next(self._ids)}", stage, sandbox, deadline, cost, waited, owner, expected)
-        ticket = QueuedCapture(self, job, work)
+        ticket = QueuedCapture(self, job)
         self._tickets[job.id] = ticket
         self._schedule.submit(job)
         self._pump()
         return ticket
-
-    def holds(self, ticket: QueuedCapture) -> bool:
-        """Whether it is queued or under way."""
-        return ticket.job.id in self._tickets
 
     def promote(self, ticket: QueuedCapture) -> None:
         self._schedule.promote(ticket.job.id)
@@ -173,23 +160,17 @@ class CheckpointQueue:
         }
 
     async def close(self) -> None:
-        """Cancel what is left. Idempotent."""
+        """Cancel the tasks that wait or work. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        tickets = list(self._tickets.values())
-        for ticket in tickets:
-            ticket.cancel()
-        await asyncio.gather(*(t.task for t in tickets if t.task is not None), return_exceptions=True)
+        tasks = [ticket.task for ticket in self._tickets.values() if ticket.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def quantile(values: Iterable[float], share: float) -> float:
     """The value below which `share` of the values lie (nearest rank); 0 of none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """A failed job is recorded where it failed; its ticket need not be awaited."""
-    if not future.cancelled():
-        future.exception()

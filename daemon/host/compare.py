@@ -48,13 +48,10 @@ async def _compared(
     row = host.live(sandbox).row
     old = await host.restorable(checkpoint, sandbox=row.id)
     new = None if to is None else await host.restorable(to, sandbox=row.id)
-
-    async def compare() -> bytes:
+    async with host.services.aside.slot(sandbox=row.id, owner=row.owner):
         below = host.restorer.tree_below(host.live(row.id).row)
         async with _both(host, row, old, new) as (before, after):
             return await host.services.aside.do(function, before, after, below, *arguments)
-
-    return await host.services.aside.within(compare, sandbox=row.id, owner=row.owner)
 
 
 @contextlib.asynccontextmanager

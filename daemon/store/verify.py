@@ -65,11 +65,11 @@ class Verifier:
             sandbox=row.sandbox,
             owner=row.owner,
             deadline=queue.now() + TIMEOUT,
-            work=lambda: self._make_digest(row.id, before),
             cost=max(1.0, float(row.stored_bytes)),
         )
         try:
-            size = await ticket.done
+            async with ticket:
+                size = await self._make_digest(row.id, before)
         except (PagurusError, OSError) as error:
             if row.id in self._services.checkpoints:  # it is whole without; a verification says what it lacks
                 log.warning("the files of %s could not be hashed: %s", row.id, error)

@@ -111,7 +111,7 @@ class Captures:
         inflight = self.inflight
         if inflight is None or inflight.task is None or inflight.captured.done():
             return
-        if inflight.ticket is None or inflight.ticket.task is None:
+        if inflight.ticket is None or inflight.ticket.started is None:
             self._leaving = True
             inflight.task.cancel()
 
@@ -150,25 +150,22 @@ class Captures:
                 sandbox=self._of.row.id,
                 owner=self._of.row.owner,
                 deadline=services.queue.now() + self._think,
-                work=lambda: services.capturer.take(
-                    self._of.container,
-                    self._of.row.tree or "",
-                    row,
-                    inflight.parent,
-                    busy=self._of.active > 0,
-                    rules=checked(self._of.row.ignore),
-                    hold=inflight.hold,
-                ),
                 waited=inflight.waited,
                 expected=self._expected(inflight) if stage is CheckpointStage.DUMP else MIN_DUMP_SECONDS,
             )
             try:
-                await asyncio.shield(inflight.ticket.done)
+                async with inflight.ticket:
+                    await services.capturer.take(
+                        self._of.container,
+                        self._of.row.tree or "",
+                        row,
+                        inflight.parent,
+                        busy=self._of.active > 0,
+                        rules=checked(self._of.row.ignore),
+                        hold=inflight.hold,
+                    )
                 services.queue.succeeded(self._of.row.id)
                 break
-            except asyncio.CancelledError:
-                inflight.ticket.cancel()
-                raise
             except Unstoppable:
                 services.queue.inject(self._of.row.id)
                 raise

@@ -84,19 +84,19 @@ def watch(notes: Notes) -> None:
     from sandbox.criu.checkpointer import Checkpointer
     from sandbox.database import WriterThread
 
-    start = queue.QueuedCapture.start
+    enter, leave = queue.QueuedCapture.__aenter__, queue.QueuedCapture.__aexit__
 
-    def started(ticket: queue.QueuedCapture) -> None:
-        work, stage = ticket._work, ticket.job.stage.value
+    async def entered(ticket: Any) -> None:
+        await enter(ticket)
+        ticket.noted = notes.within(ticket.job.stage.value)
+        ticket.noted.__enter__()
 
-        async def noted() -> Any:
-            with notes.within(stage):
-                return await work()
+    async def left(ticket: Any, *error: Any) -> None:
+        ticket.noted.__exit__(*error)
+        await leave(ticket, *error)
 
-        ticket._work = noted
-        start(ticket)
-
-    queue.QueuedCapture.start = started  # type: ignore[method-assign,assignment]
+    queue.QueuedCapture.__aenter__ = entered  # type: ignore[method-assign]
+    queue.QueuedCapture.__aexit__ = left  # type: ignore[method-assign,assignment]
     notes.note(dump.FrozenWindow, "__call__", "snapshot")  # taken between the end of a dump and the thaw
     notes.note(WriterThread, "_commit", "publication")
     notes.note(PageStore, "collect", "collection")
