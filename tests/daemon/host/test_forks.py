@@ -31,7 +31,7 @@ class Forking(Host):
         self.restorer = SimpleNamespace(tree_below=lambda row: None, unpacked=unpacked)  # type: ignore[assignment]
 
     async def restorable(self, checkpoint: str) -> SimpleNamespace:  # type: ignore[override]
-        return SimpleNamespace(id=checkpoint)
+        return SimpleNamespace(id=checkpoint, dump=None)
 
     def branch(self, *_: object) -> SimpleNamespace:  # type: ignore[override]
         number = next(self._numbers)
