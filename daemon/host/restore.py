@@ -182,28 +182,6 @@ class Restorer:
         The mark comes before their first instruction: what they do from then on belongs to the next turn. With `hold`
         they stay frozen before it, and the caller thaws them: that is called right before they are frozen.
         """
-
-        def mark() -> None:
-            fresh, spec = target.files is None, container.spec
-            self.services.addresses.announce(container)
-            if fresh and spec.login:
-                users.add_login(container.roots[0], spec.uid_base)
-            try:
-                name_host(container, fresh=fresh)
-                if spec.composition is not None:
-                    name_services(container, spec.composition, fresh=fresh)
-            except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
-                log.info("its host name does not resolve: %s", error, extra={"sandbox": spec.id})
-            try:
-                if container.authority:
-                    trust(container, container.authority)
-            except (PagurusError, OSError) as error:  # likewise
-                log.info("it does not trust the host: %s", error, extra={"sandbox": spec.id})
-            for root, workdir in _workdirs(container) if fresh else ():
-                with contextlib.suppress(PagurusError):  # a file lies there: each command is told so
-                    files.make_directory(root, spec.uid_base, workdir)
-            self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
-
         reference = None if target.files is None else self.places.snapshot(target.files)
         if target.dump is None:
             if verify and reference is not None:
@@ -212,13 +190,35 @@ class Restorer:
             if hold is not None:
                 hold()
                 container.cgroup.freeze()
-            await asyncio.to_thread(mark)
+            await asyncio.to_thread(self._mark, container, fresh=target.files is None)
             return []
         async with self.services.capturer.reading(target.dump) as images:
-            report = await self.services.capturer.checkpointer.restore(
-                container, images, verify=verify, reference=reference, before_run=mark, hold=hold
-            )
+            restored = self.services.capturer.checkpointer.restored
+            async with restored(container, images, verify=verify, reference=reference, hold=hold) as report:
+                await asyncio.to_thread(self._mark, container, fresh=target.files is None)
         return list(report.differences)
+
+    def _mark(self, container: Container, *, fresh: bool) -> None:
+        """Names, trust and directories of what has not run yet. What it does from then on belongs to its next turn."""
+        spec = container.spec
+        self.services.addresses.announce(container)
+        if fresh and spec.login:
+            users.add_login(container.roots[0], spec.uid_base)
+        try:
+            name_host(container, fresh=fresh)
+            if spec.composition is not None:
+                name_services(container, spec.composition, fresh=fresh)
+        except (PagurusError, OSError) as error:  # no regular file, or no room: the sandbox has made it so
+            log.info("its host name does not resolve: %s", error, extra={"sandbox": spec.id})
+        try:
+            if container.authority:
+                trust(container, container.authority)
+        except (PagurusError, OSError) as error:  # likewise
+            log.info("it does not trust the host: %s", error, extra={"sandbox": spec.id})
+        for root, workdir in _workdirs(container) if fresh else ():
+            with contextlib.suppress(PagurusError):  # a file lies there: each command is told so
+                files.make_directory(root, spec.uid_base, workdir)
+        self.services.inspector.mark(container.cgroup.id, files=True, processes=True)
 
     async def renew(self, row: SandboxRow, container: Container, origin: CheckpointRow) -> None:
         """State that another sandbox lives on with: let the hooks of a fork run. What they do counts as a change."""

@@ -24,7 +24,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -354,21 +354,29 @@ class Checkpointer:
     # ---------------------------------------------------------------- restore
 
     async def restore(
+        self, container: Container, source: Path, *, verify: bool = False, reference: Path | None = None
+    ) -> RestoreReport:
+        """As `restored`, with nothing to be done before it runs."""
+        async with self.restored(container, source, verify=verify, reference=reference) as report:
+            pass
+        return report
+
+    @contextlib.asynccontextmanager
+    async def restored(
         self,
         container: Container,
         source: Path,
         *,
         verify: bool = False,
         reference: Path | None = None,
-        before_run: Callable[[], None] | None = None,
         hold: Callable[[], None] | None = None,
-    ) -> RestoreReport:
+    ) -> AsyncIterator[RestoreReport]:
         """Restore into a prepared or killed container that is mounted over the right tree.
 
+        Within, all of it is back and nothing has run; it runs when the block has ended, and is killed when that raises.
         `source` is a dump file or a capture directory. With `verify` the tree is held before it runs, dumped again and
-        compared, then let run; `reference` is the checkpoint's own file tree to compare the upper with. `before_run` is
-        called on a worker thread when all of it is back and nothing has run. With `hold` it stays frozen, and the
-        caller thaws it: that is called on a worker thread right before it is frozen.
+        compared; `reference` is the checkpoint's own file tree to compare the upper with. With `hold` it stays frozen
+        after the block, and the caller thaws it: that is called on a worker thread right before it is frozen.
         """
         began = time.monotonic()
         await self.forget(container, restoring=True)
@@ -386,16 +394,20 @@ class Checkpointer:
                 adapted = await asyncio.shield(preparing)
                 holder = restoring.RestoreHold(container)
                 pid = await restoring.restore(container, adapted, process, holder, hold)
-            report = RestoreReport(pid, 0.0, closed=adapted.closed)
-            compared = (images, reference) if verify else None
-            await self._complete(container, adapted, holder, compared, before_run, runs=hold is None)
-            report.verified = verify
+            report = RestoreReport(pid, 0.0, closed=adapted.closed, verified=verify)
+            try:
+                await self._complete(container, adapted, holder, (images, reference) if verify else None)
+                yield report
+                if hold is None:
+                    holder.release()
+            except BaseException:
+                await container.kill()
+                raise
         finally:
             if waiting is not None:
                 waiting.worker.close()
             self._drop_later(images, preparing)
         report.total_ms = (time.monotonic() - began) * 1e3
-        return report
 
     def _drop_later(self, images: Path, preparing: asyncio.Future[rewrite.AdaptedImages]) -> None:
         """Remove a restore's own copies; no caller needs to wait for that."""
@@ -465,31 +477,17 @@ class Checkpointer:
         adapted: rewrite.AdaptedImages,
         hold: restoring.RestoreHold,
         verify: tuple[Path, Path | None] | None,
-        before_run: Callable[[], None] | None,
-        *,
-        runs: bool,
     ) -> None:
-        """What is done to a tree that is held, before it runs, which it does then if `runs`.
-
-        `verify`: its images, and its file tree to compare.
-        """
-        try:
-            if adapted.locks:
-                await asyncio.to_thread(_lock, container, adapted.locks, hold)
-            if verify is not None:
-                await self._verify(container, *verify, hold, adapted.recreated)
-            if self._tracks and adapted.fill is not None:
-                await asyncio.to_thread(self._track, container, adapted.fill, hold)
-            if adapted.stopped:
-                await asyncio.to_thread(amend.stop, container, adapted.stopped)
-            await container.limit()
-            if before_run is not None:
-                await asyncio.to_thread(before_run)
-            if runs:
-                hold.release()
-        except BaseException:
-            await container.kill()
-            raise
+        """What is done to a tree that is held, before it runs. `verify`: its images, and its file tree to compare."""
+        if adapted.locks:
+            await asyncio.to_thread(_lock, container, adapted.locks, hold)
+        if verify is not None:
+            await self._verify(container, *verify, hold, adapted.recreated)
+        if self._tracks and adapted.fill is not None:
+            await asyncio.to_thread(self._track, container, adapted.fill, hold)
+        if adapted.stopped:
+            await asyncio.to_thread(amend.stop, container, adapted.stopped)
+        await container.limit()
 
     @going_first()
     def _track(self, container: Container, fill: memory.Fill, hold: restoring.RestoreHold) -> None:

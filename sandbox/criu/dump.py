@@ -163,29 +163,12 @@ async def ready(
     if outside:
         inside.joined = tuple(name for name in inside.joined if name != "ipc")
 
-    async def spawn(argv: Sequence[str], fds: Sequence[int]) -> int:
-        async def attempt() -> int:
-            return await container.outside.start(argv, fds=fds, in_cgroup=False, join=("net", *inside.joined))
-
-        try:
-            try:
-                return await attempt()
-            except ShimError as error:
-                if error.errno != errno.EAGAIN:
-                    raise
-            async with container.cgroup.capacity(container.spec.limits, functools.partial(thaw, container, notes)):
-                return await attempt()
-        except ShimError as error:
-            if error.errno == errno.EAGAIN:
-                why = no_process_left(container)
-                raise CheckpointFailed(f"CRIU: {why.message}", hint=why.hint, sandbox=why.sandbox) from error
-            raise _killed_concurrently(container, f"cannot enter its namespaces: {error}") from error
-
     with contextlib.ExitStack() as undo:
         undo.callback(inside.close)
         request = _request(container, watched)
         root = rpc.Root(cache, images, result=[notes, freezer, mappings], preload=paths.written())
-        worker = await rpc.CriuWorker.spawn(root, spawn, cgroup_namespace=False)
+        async with rpc.CriuStart.prepare(root, cgroup_namespace=False) as it:
+            worker = it.worker(await _started(container, it, ("net", *inside.joined), notes))
         undo.callback(worker.close)
         try:
             await worker.start(request)
@@ -193,6 +176,23 @@ async def ready(
             raise _failed(container, error) from None
         undo.pop_all()
     return Ready(worker, request, inside, images, tracks=tracks)
+
+
+async def _started(container: Container, it: rpc.CriuStart, join: tuple[str, ...], notes: int | None) -> int:
+    """Start CRIU; its pid. A sandbox that has as many processes as it may is frozen while there is one more."""
+    try:
+        try:
+            return await container.outside.start(it.argv, fds=it.fds, in_cgroup=False, join=join)
+        except ShimError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+        async with container.cgroup.capacity(container.spec.limits, functools.partial(thaw, container, notes)):
+            return await container.outside.start(it.argv, fds=it.fds, in_cgroup=False, join=join)
+    except ShimError as error:
+        if error.errno == errno.EAGAIN:
+            why = no_process_left(container)
+            raise CheckpointFailed(f"CRIU: {why.message}", hint=why.hint, sandbox=why.sandbox) from error
+        raise _killed_concurrently(container, f"cannot enter its namespaces: {error}") from error
 
 
 @going_first()

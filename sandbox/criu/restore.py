@@ -18,7 +18,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,16 +138,15 @@ async def _spawn(
     try:
         for _ in range(sinks):
             fds.append(await container.outside.sink())
-
-        async def spawn(argv: Sequence[str], passed: Sequence[int]) -> int:
-            # One that waits is outside the group, whose namespace it must have: pid 1's.
-            join = ("cgroup",) if waits else ()
-            return await container.outside.start(argv, fds=passed, in_cgroup=True, join=join, waits=waits)
-
         composed = container.spec.composition is not None
         preload, groups = (paths.rooted(), container.groups.places()) if composed else (None, {})
         root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload, groups)
-        return WarmCriu(await rpc.CriuWorker.spawn(root, spawn, fds, cgroup_namespace=not waits), sinks, images)
+        async with rpc.CriuStart.prepare(root, fds, cgroup_namespace=not waits) as it:
+            # One that waits is outside the group, whose namespace it must have: pid 1's.
+            join = ("cgroup",) if waits else ()
+            pid = await container.outside.start(it.argv, fds=it.fds, in_cgroup=True, join=join, waits=waits)
+            worker = it.worker(pid)
+        return WarmCriu(worker, sinks, images)
     finally:
         for fd in fds:
             os.close(fd)

@@ -19,7 +19,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,8 +44,6 @@ NOISE = re.compile("RLIMIT_NOFILE|Unable to create tun")
 #: Notifications of a CRIU that is started ahead; the last one is native/written.c's.
 STARTING = ("pre-dump", "ready")
 
-#: spawn(argv, fds) starts a host program whose descriptors 3, 4, 5... are `fds`, and returns its host pid.
-Spawn = Callable[[Sequence[str], Sequence[int]], Awaitable[int]]
 #: What to do at a NOTIFY, by the name of CRIU's script; called with the pid that CRIU passes (0 when none).
 Notify = Mapping[str, Callable[[int], None]]
 
@@ -224,6 +222,35 @@ def _parts(words: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
+class CriuStart:
+    """What a ``criu swrk`` process is started with: ``argv`` and ``fds``, which become its 3, 4, ..."""
+
+    def __init__(self, argv: Sequence[str], fds: Sequence[int], ours: socket.socket):
+        self.argv, self.fds = argv, fds
+        self._ours = ours
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def prepare(cls, root: Root, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> AsyncIterator[CriuStart]:
+        """To be started within; `fds` become its descriptors FIRST_FD, FIRST_FD + 1, ... (3 is the socket)."""
+        result = [fd for fd in root.result if fd is not None]
+        argv = root.program(cgroup_namespace=cgroup_namespace, first_group=FIRST_FD + len(fds) + len(result))
+        images, *groups = await asyncio.to_thread(_all_detached, [root.images, *root.groups.values()])
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo, theirs:
+            undo.enter_context(ours)
+            try:
+                yield cls([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *result, *groups], ours)
+            finally:
+                for fd in (images, *groups):
+                    os.close(fd)
+            undo.pop_all()
+
+    def worker(self, pid: int) -> CriuWorker:
+        """It has been started."""
+        return CriuWorker(self._ours, pid, os.pidfd_open(pid))
+
+
 class CriuWorker:
     """One ``criu swrk`` process. It waits, warm, for its one request; closing the socket ends it."""
 
@@ -233,24 +260,6 @@ class CriuWorker:
         self._sent = b""  # the request, where it has been sent
         self.pid = pid
         self.used = False
-
-    @classmethod
-    async def spawn(cls, root: Root, spawn: Spawn, fds: Sequence[int] = (), *, cgroup_namespace: bool) -> CriuWorker:
-        """Start a worker; `fds` become its descriptors FIRST_FD, FIRST_FD + 1, ... (3 is the socket)."""
-        result = [fd for fd in root.result if fd is not None]
-        argv = root.program(cgroup_namespace=cgroup_namespace, first_group=FIRST_FD + len(fds) + len(result))
-        images, *groups = await asyncio.to_thread(_all_detached, [root.images, *root.groups.values()])
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as undo, theirs:
-            undo.enter_context(ours)
-            try:
-                pid = await spawn([*argv, "swrk", "3"], [theirs.fileno(), images, *fds, *result, *groups])
-            finally:
-                for fd in (images, *groups):
-                    os.close(fd)
-            pidfd = os.pidfd_open(pid)
-            undo.pop_all()
-        return cls(ours, pid, pidfd)
 
     async def start(self, request: bytes) -> None:
         """Send a request for a dump ahead of :meth:`call`: CRIU does what it can before the first task is stopped.

@@ -77,11 +77,11 @@ class Notes:
 def watch(notes: Notes) -> None:
     """Have this process note what it does."""
     from daemon.checkpoints import queue
+    from daemon.host.restore import Restorer
     from daemon.store.gc import GarbageCollector
     from sandbox.container.container import Container
     from sandbox.content.pages import PageStore
     from sandbox.criu import dump
-    from sandbox.criu.checkpointer import Checkpointer
     from sandbox.database import WriterThread
 
     enter, leave = queue.QueuedCapture.__aenter__, queue.QueuedCapture.__aexit__
@@ -95,13 +95,13 @@ def watch(notes: Notes) -> None:
         ticket.noted.__exit__(*error)
         await leave(ticket, *error)
 
-    queue.QueuedCapture.__aenter__ = entered  # type: ignore[method-assign]
+    queue.QueuedCapture.__aenter__ = entered  # type: ignore[method-assign,assignment]
     queue.QueuedCapture.__aexit__ = left  # type: ignore[method-assign,assignment]
     notes.note(dump.FrozenWindow, "__call__", "snapshot")  # taken between the end of a dump and the thaw
     notes.note(WriterThread, "_commit", "publication")
     notes.note(PageStore, "collect", "collection")
     notes.note_async(GarbageCollector, "_forget", "collection")
-    notes.note_async(Checkpointer, "restore", "restore")
+    notes.note_async(Restorer, "bring_back", "restore")
     notes.note_async(Container, "exec", "command")
 
 
