@@ -16,7 +16,7 @@ from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
 from trainer.config import TrainConfig, environments, mesh_layout, model_content, need_model, need_objective
-from trainer.distributed.host_fleet import default_address
+from trainer.distributed.host_fleet import PORT, default_address
 from trainer.distributed.mesh import fitting_hosts
 from trainer.distributed.plans import need_cuttable
 from trainer.machine import devices
@@ -69,7 +69,7 @@ def describe_hosts(config: TrainConfig) -> list[tuple[str, str]]:
     fewer = f"{left * ranks} ranks on {left} hosts, from the last save" if left else "the run stops: the mesh needs all"
     rows.append(("if a host is lost", f"after {hosts.wait:g} s without another one, {fewer}"))
     scheme = "https" if hosts.tls else "http"
-    head = f"{scheme}://{address}:{hosts.port or 'PORT'}"
+    head = f"{scheme}://{address}:{PORT if hosts.port is None else hosts.port or 'PORT'}"
     return [*rows, ("agents", f"python -m trainer.distributed.agent --head {head} --directory DIRECTORY")]
 
 

@@ -147,7 +147,7 @@ class HostSettings(Table, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()  # their names, preferred first; else any
     standby: Natural = 0  # more of them for `pagurus submit` to place
     address: str = ""  # of the trainer's machine; else by its route
-    port: Natural = 7010  # there; 0: a free one
+    port: Natural | None = None  # there; 0: a free one; else 7010, or a free one of a job
     tls: str = ""  # directory of cert.pem and key.pem
     wait: NotNegative = 120.0  # seconds, before fewer take part
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator import local
-from coordinator.jobs.actor import RunActor
-from coordinator.jobs.shape import ENGINE, RUN, Needs
+from coordinator.jobs.actor import HostActor, RunActor
+from coordinator.jobs.shape import ENGINE, HOST, RUN, TRAINER, Needs
 from sandbox.errors import Unsupported
 
 try:
@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
     raise Unsupported("jobs need Ray, which is not installed", hint='pip install "pagurus-runtime[cluster]"') from error
 
 NAMESPACE = "pagurus"
+MAX_CALLS = 64  # of an actor at once: one waits for its end, hosts of a trainer ask its actor
 PLACED, REMOVED = "CREATED", "REMOVED"  # states of a placement group; in any other it waits for room
 log = logging.getLogger("pagurus.jobs")
 
@@ -46,7 +47,7 @@ class OnRay:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's own handler writes a trace of calls
         self._ends: dict[tuple[str, str], Any] = {}  # of each job's parts, the answer that is waited for
-        self._failed: set[tuple[str, str]] = set()  # engines that have ended by themselves
+        self._failed: set[tuple[str, str]] = set()  # parts that have ended by themselves
 
     def machines(self) -> list[dict[str, float]]:
         """What each living one has in all."""
@@ -61,16 +62,19 @@ class OnRay:
             if group is None:
                 group = ray.util.placement_group([dict(needs)], strategy="STRICT_PACK", name=name, lifetime="detached")
             if (job, part) not in self._ends:
-                actor: Any = ray.remote(RunActor).options(
+                host = part.startswith(HOST)
+                actor: Any = ray.remote(HostActor if host else RunActor).options(
                     **_amounts(needs),
                     name=name,
                     lifetime="detached",
                     get_if_exists=True,
                     max_restarts=-1,  # by Ray, on another machine too, whether a head is there or not
                     max_task_retries=-1,
+                    max_concurrency=MAX_CALLS,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
                 )
-                self._ends[job, part] = actor.remote(run, part, list(parts)).ended.remote()
+                words = (_name(job, TRAINER), name) if host else (run, part, list(parts))
+                self._ends[job, part] = actor.remote(*words).ended.remote()
             states.append(ray.util.placement_group_table(group)["state"])
         return all(state == PLACED for state in states)
 
@@ -90,6 +94,10 @@ class OnRay:
         except RayActorError as error:  # it was killed: it is placed again
             log.warning("%s lost its actor: %s", _name(job, part), str(error).splitlines()[0])
             self.remove(job)
+            return None
+        if part.startswith(HOST):  # the trainer continues on those that are left
+            self._failed.add((job, part))
+            log.warning("%s has ended by itself: the job continues without it. %s", _name(job, part), reason)
             return None
         if part.startswith(ENGINE):  # the run continues with the others, while there is one
             self._failed.add((job, part))

@@ -37,7 +37,7 @@ class PartProcesses:
 def processes(run: Path, part: str, others: Sequence[str], address: str) -> PartProcesses:
     """`others`: parts of the same job. `address`: of this machine, for the others."""
     if part == TRAINER:
-        argv = [sys.executable, "-m", "trainer", str(run), "--elsewhere"]
+        argv = [sys.executable, "-m", "trainer", str(run), "--elsewhere", "--at", address]
         return PartProcesses(local.part_of(run, part), {TRAINER: argv}, (TRAINER,))
     if part.startswith(ENGINE):
         argv = [sys.executable, "-m", "rollout.service.keeper", str(run), part.removeprefix(ENGINE), "--at", address]

@@ -1,4 +1,5 @@
-"""The parts of a job, each on one machine: the run, and where it is so submitted, its trainer and each of its engines.
+"""The parts of a job, each on one machine: the run, and where it is so submitted, its trainer, further hosts of the
+trainer's ranks, and each of its engines.
 
 Loads nothing of training: the coordinator imports it.
 """
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 
 from sandbox.messages.cluster import JobInfo
 
-RUN, TRAINER, ENGINE = "run", "trainer", "engine-"
+RUN, TRAINER, HOST, ENGINE = "run", "trainer", "host-", "engine-"
 Needs = Mapping[str, float]
 
 
@@ -22,6 +23,7 @@ def parts_of(job: JobInfo) -> dict[str, Needs]:
     result: dict[str, Needs] = {RUN: job.needs}
     if job.trainer_needs:
         result[TRAINER] = job.trainer_needs
+        result |= {f"{HOST}{number}": job.trainer_needs for number in range(1, job.trainer_hosts)}
     if job.engine_needs:
         result |= {f"{ENGINE}{number}": job.engine_needs for number in range(job.engines)}
     return result

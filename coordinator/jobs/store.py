@@ -68,6 +68,7 @@ class JobStore:
                 owner=owner,
                 needs=request.needs,
                 trainer_needs=request.trainer_needs,
+                trainer_hosts=request.trainer_hosts,
                 engine_needs=request.engine_needs,
                 engines=request.engines,
                 priority=request.priority,

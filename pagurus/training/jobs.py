@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +35,9 @@ def submit(
         typer.Argument(help="key=value of any setting, as optimiser.rate=1e-6."),
     ] = None,
     needs: Annotated[str, typer.Option(help="Resources of one machine, by Ray's names: CPU=2,GPU=1.")] = "CPU=2",
-    trainer_needs: Annotated[str, typer.Option(help="Of the trainer, to have it on a machine of its own.")] = "",
+    trainer_needs: Annotated[
+        str, typer.Option(help="Of the trainer, on machines of its own: hosts.count of them share it.")
+    ] = "",
     engine_needs: Annotated[
         str, typer.Option(help="Of each engine of the plan, to have Ray find each a machine.")
     ] = "",
@@ -70,7 +73,7 @@ def submit(
     request = JobRequest(
         run=str(run.resolve()),
         needs=amounts,
-        trainer_needs=trainer,
+        **_trainer(run, trainer),
         engine_needs=engine,
         engines=pool.engines if engine else 0,
         priority=priority,
@@ -80,6 +83,28 @@ def submit(
         output.as_json(made)
     else:
         print(f"{made.id}  {made.run}\nlook at it with: pagurus logs --follow {made.id}")
+
+
+def _trainer(run: Path, needs: Mapping[str, float]) -> dict[str, Any]:
+    """What a job's trainer needs of each of its machines, and how many these are."""
+    from trainer.config import TrainConfig, open_run
+
+    hosts = open_run(TrainConfig(task=Path(), resume=run))[1].hosts
+    if hosts.count > 1 and not needs:
+        raise Invalid(f"the plan's trainer has {hosts.count} hosts", hint="--trainer-needs GPU=16: of all of them")
+    return {"trainer_needs": shared(needs, hosts.count), "trainer_hosts": hosts.count + hosts.standby}
+
+
+def shared(needs: Mapping[str, float], hosts: int) -> dict[str, float]:
+    """Of each of so many machines. Raises Invalid for whole things that they cannot share evenly.
+
+    >>> shared({"GPU": 32, "CPU": 48}, 4)
+    {'GPU': 8.0, 'CPU': 12.0}
+    """
+    for name, amount in needs.items():
+        if amount % hosts and amount > 1:
+            raise Invalid(f"{hosts} hosts cannot share {name}={amount:g} evenly", hint=f"a multiple of {hosts}")
+    return {name: amount / hosts for name, amount in needs.items()}
 
 
 @verbs.command("jobs")
@@ -99,7 +124,8 @@ def list_jobs(
 
 
 def _row(job: JobInfo) -> tuple[object, ...]:
-    parts = [("", job.needs), ("trainer ", job.trainer_needs), (f"{job.engines} engines, each ", job.engine_needs)]
+    trainers = "trainer " if job.trainer_hosts == 1 else f"{job.trainer_hosts} trainer hosts, each "
+    parts = [("", job.needs), (trainers, job.trainer_needs), (f"{job.engines} engines, each ", job.engine_needs)]
     needs = "; ".join(
         title + ",".join(f"{name}={amount:g}" for name, amount in amounts.items())
         for title, amounts in parts

@@ -215,7 +215,8 @@ class JobRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknow
 
     run: str  # an absolute path
     needs: Needs  # resources of Ray, all of one machine: CPU, GPU, memory, or names that its machines were given
-    trainer_needs: Apart = {}  # of the trainer, if it is to be on a machine of its own
+    trainer_needs: Apart = {}  # of each of the trainer's machines, if it is to have its own
+    trainer_hosts: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1  # how many, with those on standby
     engine_needs: Apart = {}  # of each engine, if they are to be
     engines: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0  # how many
     priority: Annotated[int, msgspec.Meta(ge=-1000, le=1000)] = 0
@@ -231,6 +232,7 @@ class JobInfo(Brief, kw_only=True, omit_defaults=True):
     reason: str = ""  # why it waits, or failed
     needs: dict[str, float] = {}
     trainer_needs: dict[str, float] = {}
+    trainer_hosts: int = 1
     engine_needs: dict[str, float] = {}
     engines: int = 0
     priority: int = 0

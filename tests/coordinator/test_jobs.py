@@ -24,8 +24,10 @@ from coordinator.jobs.head import JobHead
 from coordinator.jobs.keeper import Jobs as Keeper
 from coordinator.jobs.keeper import parse_quotas
 from coordinator.jobs.parts import make_key
+from coordinator.jobs.shape import parts_of
 from coordinator.jobs.store import JobStore
 from coordinator.jobs.supervisor import remember
+from pagurus.training.jobs import _trainer
 from rollout.engine import adopted
 from rollout.plan import PoolPlan
 from rollout.store.samples import SampleStore
@@ -37,6 +39,7 @@ from tests.support.daemon_host import Daemon
 from tests.support.programs import Program
 from tests.support.small_run import rows, small
 from trainer.config import open_run
+from trainer.settings import HostSettings
 
 LONG = 400.0  # seconds; other tests run beside this one
 ITEM = {"slot": 1}  # what a machine has: room for a run
@@ -199,6 +202,60 @@ def test_a_job_has_parts_on_machines_of_their_own(machines: Machines, own: Daemo
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(1500)  # three starts of torch on two hosts
+def test_a_trainer_has_ranks_on_machines_of_their_own(machines: Machines, own: Daemon, tmp_path: Path) -> None:
+    """kill -9 of all on the machine of a rank, then on that of the trainer: other machines take their places."""
+    for _ in range(4):
+        add_machine(machines, {"train": 1})
+    hosts = HostSettings(count=2, wait=LONG)
+    directory = open_run(small(tmp_path / "runs", steps=3, held_out=1, faults=0, ranks=2, hosts=hosts))[0]
+    cluster = Cluster(tmp_path, "--ray", machines.address).start()
+    try:
+        jobs = Jobs(cluster)
+        job = jobs.submit(directory, own.socket, {"trainer_needs": {"train": 1}, "trainer_hosts": 2}, slot=1).id
+        log, other = directory / "run.log", f"{job}.host-1"
+        until(lambda: handed(directory) > 0, "no batch")
+        before, first = local.written(directory)["trainer"].generation, host_of(other)
+        assert f"2 of 2 hosts, 1 ranks each: {other} and this one" in log.read_text()
+        lose_process(machines, first)
+        until(lambda: f"host {other} gave no sign" in log.read_text(), "the host is not missed")
+        until(lambda: log.read_text().count("2 of 2 hosts") == 2, "no other machine takes its place")
+        lose_machine(machines, directory, "trainer")
+        until(lambda: jobs.all()[job].ended_at is not None, "the job does not end")
+        assert (jobs.all()[job].state, jobs.all()[job].reason) == ("done", "")
+        assert local.written(directory)["trainer"].generation > before
+    finally:
+        cluster.clean()
+    complete(directory)
+    until(lambda: host_of(other) is None, "a host of the trainer lives on")
+
+
+@pytest.mark.parametrize(("standby", "needs"), [(1, {"GPU": 16.0}), (0, {"GPU": 16.0, "CPU": 0.5})])
+def test_hosts_of_a_trainer_share_what_it_needs(standby: int, needs: dict[str, float], tmp_path: Path) -> None:
+    hosts = HostSettings(count=2, standby=standby)
+    directory = open_run(small(tmp_path, ranks=2, hosts=hosts))[0]
+    made = _trainer(directory, needs)
+    assert made == {"trainer_needs": {name: amount / 2 for name, amount in needs.items()}, "trainer_hosts": 2 + standby}
+    parts = parts_of(JobInfo(id="j-1", run="/r", needs={"CPU": 1}, **made))
+    assert list(parts) == ["run", "trainer", "host-1", "host-2"][: 3 + standby]
+    with pytest.raises(Invalid, match="2 hosts cannot share GPU=15 evenly"):
+        _trainer(directory, {"GPU": 15})
+    with pytest.raises(Invalid, match="has 2 hosts"):
+        _trainer(directory, {})
+
+
+def host_of(name: str) -> int | None:
+    """The process of a host of a job's trainer whose name begins so."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode().split("\0")
+            at = words.index("coordinator.jobs.trainer_host") if "coordinator.jobs.trainer_host" in words else -1
+            if at >= 0 and words[0] != "setsid" and words[at + 1].startswith(name):
+                return int(path.parent.name)
+    return None
+
+
+@pytest.mark.alone
 @pytest.mark.long  # three runs on two slots, each machine lost in turn: minutes
 def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp_path: Path) -> None:
     """They share two trainers' slots and two pools of two engines. kill -9 of every role, of the head that speaks to
@@ -255,15 +312,21 @@ def test_three_jobs_go_on_whoever_is_killed(machines: Machines, own: Daemon, tmp
         complete(directory, steps)
 
 
-def lose_machine(machines: Machines, directory: Path, part: str = "run") -> None:
-    """kill -9 of all that runs on the machine of a part of a job."""
+def lose_process(machines: Machines, pid: int | None) -> None:
+    """kill -9 of the machine of this process, and of the actor that it is of."""
+    assert pid is not None
     living = [node for node in machines.list_all_nodes() if "raylet" in node.all_processes]
     raylets = {node.all_processes["raylet"][0].process.pid: node for node in living}
-    above = lineage(local.written(directory)[PARTS[part][0]].pid)
+    above = lineage(pid)
     (where,) = raylets.keys() & set(above)
     raylets[where].kill_raylet()
     with contextlib.suppress(ProcessLookupError):
         os.kill(above[1], signal.SIGKILL)  # the actor
+
+
+def lose_machine(machines: Machines, directory: Path, part: str = "run") -> None:
+    """kill -9 of all that runs on the machine of a part of a job."""
+    lose_process(machines, local.written(directory)[PARTS[part][0]].pid)
     for role in PARTS[part]:
         local.restart(directory, role)
 

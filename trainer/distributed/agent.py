@@ -31,7 +31,7 @@ from rollout.engine import tls
 from rollout.engine.keep import die_with_parent
 from sandbox import private, structs
 from sandbox.errors import EngineFailed
-from trainer.distributed.head import TLS, HeadClient, LogEntry, digest_of
+from trainer.distributed.head import TLS, TOKEN, HeadAddress, HeadClient, LogEntry, digest_of
 from trainer.distributed.hosts import Order, Signs
 from trainer.distributed.torchrun import NodePlace, Torchrun
 from trainer.distributed.watch import read
@@ -202,6 +202,20 @@ class HostAgent:
         return path
 
 
+def adopt(join: Path, directory: Path) -> str:
+    """URL of the head; its token and certificate are in the environment then, for ranks too."""
+    head = msgspec.json.decode(join.read_bytes(), type=HeadAddress)
+    os.environ[TOKEN] = head.token
+    if head.certificate:
+        place = directory / "tls"
+        private.directory(place, ours=(tls.CERTIFICATE, tls.KEY))
+        for name, content in ((tls.CERTIFICATE, head.certificate), (tls.KEY, head.key)):
+            private.file(place / name)
+            (place / name).write_text(content)
+        os.environ[TLS] = str(place)
+    return head.url
+
+
 def own_address(head: str) -> str:
     """Of this host, as it reaches the head."""
     parts = urlsplit(head)
@@ -212,17 +226,19 @@ def own_address(head: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.distributed.agent", description="A host of a trainer.")
-    parser.add_argument("--head", required=True, help="address of the trainer's own host")
+    there = parser.add_mutually_exclusive_group(required=True)
+    there.add_argument("--head", help="address of the trainer's own host")
+    there.add_argument("--join", type=Path, help="roles/hosts.json of the run, which has address, token, certificate")
     parser.add_argument("--directory", type=Path, required=True, help="for the model, batches and weights; this host's")
     parser.add_argument("--name", default=socket.gethostname())
     parser.add_argument("--address", help="of this host; else that from which the head is reached")
     options = parser.parse_args(argv)
     structs.learn()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ranks and server end with it
-    client = HeadClient.of_environment(options.head)
     options.directory.mkdir(parents=True, exist_ok=True)
+    client = HeadClient.of_environment(options.head or adopt(options.join, options.directory.resolve()))
     HostAgent(
-        client, options.name, options.directory.resolve(), address=options.address or own_address(options.head)
+        client, options.name, options.directory.resolve(), address=options.address or own_address(client.url)
     ).run()
     return 0
 

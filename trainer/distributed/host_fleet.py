@@ -44,6 +44,7 @@ from trainer.resume import ResumeState, Saves
 from trainer.settings import HostSettings
 
 JOIN_TIMEOUT = 120.0  # seconds for hosts to come, before fewer are taken
+PORT = 7010  # of the server for agents
 POLL_INTERVAL = 0.1
 CONTINUE = "start again to continue from the last save"
 AT_ONCE = 4  # chunks of a version under way
@@ -63,6 +64,9 @@ class HostPlan:
     def open(self, plan: WorkPlan, *, ranks: int, **watch: float) -> HostFleet:
         """`ranks` of all machines. Raises Invalid where the address cannot be listened on."""
         chosen, existing = self.settings, read_address(self.roles)
+        own = self.roles / "tls"  # of a job, whose parts know one another by it
+        certificate = chosen.tls or (str(own) if own.is_dir() else "")
+        port = chosen.port if chosen.port is not None else 0 if self.address else PORT
         token = os.environ.get(TOKEN) or (existing.token if existing else secrets.token_urlsafe(32))
         fleet = HostFleet(
             plan,
@@ -70,14 +74,14 @@ class HostPlan:
             hosts=chosen.count,
             address=chosen.address or self.address or default_address(),
             token=token,
-            port=chosen.port,
-            certificate=chosen.tls,
+            port=port,
+            certificate=certificate,
             agents=chosen.agents,
             join_timeout=chosen.wait,
             report=self.report,
             **watch,
         )
-        self.write(HeadAddress(url=fleet.url, token=token, **_certificate(chosen.tls)))
+        self.write(HeadAddress(url=fleet.url, token=token, **_certificate(certificate)))
         self.report(f"agents of other hosts find this trainer at {fleet.url}; {TOKEN} is in {self.roles / ADDRESS}")
         return fleet
 
