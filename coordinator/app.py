@@ -94,8 +94,8 @@ async def serve(options: argparse.Namespace) -> None:
     store = None if options.replicate_store is None else await asyncio.to_thread(ObjectStore, options.replicate_store)
     copies = Copies(members, rate=rate, store=store)
     moves = Moves(members, copies)
-    failover = Failover(members, copies, moves.in_use, verify=options.verify)
-    members.removing, members.left = copies.forget, copies.keep_later
+    failover = Failover(members, copies, moves, verify=options.verify)
+    members.copies = copies
     quotas, prices = parse_quotas(options.quota), parse_prices(options.price)
     jobs = Jobs(options.state, ray=options.ray, quotas=quotas, prices=prices)
     phases = PhaseScheduler(state, parse_share(options.share))

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +30,9 @@ from sandbox.errors import ConnectionBroken, NoDaemon, PagurusError, Timeout
 from sandbox.messages import SandboxInfo
 from sandbox.messages.cluster import ArriveRequest, HostedSandbox
 from sandbox.sdk.transport import part
+
+if TYPE_CHECKING:
+    from coordinator.moves import Moves
 
 log = logging.getLogger("pagurus.cluster")
 
@@ -69,13 +72,11 @@ class FailoverPreparation:
 class Failover:
     """See the module."""
 
-    def __init__(
-        self, members: Members, copies: Copies, in_use: Callable[[str], bool], *, verify: bool = False
-    ) -> None:
-        """`in_use`: whether a call on a sandbox is under way. `verify`: a restored one is compared before it runs."""
+    def __init__(self, members: Members, copies: Copies, moves: Moves, *, verify: bool = False) -> None:
+        """`verify`: a restored sandbox is compared before it runs."""
         self.members = members
         self.copies = copies
-        self._in_use = in_use
+        self._moves = moves
         self._verify = verify
         self._capacity: dict[str, asyncio.Semaphore] = {}  # at each host
         self._under_way: dict[str, str] = {}  # sandboxes that are being restored, and where they were
@@ -195,7 +196,7 @@ class Failover:
         return "" if prepared is None else prepared.target.target
 
     def _waited(self, sandbox: str) -> bool:
-        return self._in_use(sandbox) or self.copies.is_waited(sandbox)
+        return self._moves.in_use(sandbox) or self.copies.is_waited(sandbox)
 
     def _counts(self, row: CopyRow) -> bool:
         """Whether a sandbox may continue from it. For a host that was removed from the cluster no call waits."""

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from coordinator.decide import lease
 from coordinator.decide.place import HostView
@@ -25,6 +25,9 @@ from sandbox.image.store import filed
 from sandbox.messages import CheckpointInfo
 from sandbox.messages.cluster import DepartedSandbox, HostedSandbox, HostInfo, HostReport, LeaseRequest
 from sandbox.sdk.transport import part
+
+if TYPE_CHECKING:
+    from coordinator.copies import Copies
 
 log = logging.getLogger("pagurus.cluster")
 
@@ -135,8 +138,7 @@ class Members:
         self.withheld: set[str] = set()  # hosts that get none now: their sandboxes are on the way elsewhere
         self.moving: set[str] = set()  # sandboxes on the way from one host to another: nothing of them is removed
         self.leaving: set[str] = set()  # those of them that are about to be frozen, or are: no copies are made
-        self.removing: Callable[[str], Awaitable[None]] | None = None  # called with each sandbox that is removed
-        self.left: Callable[[str, str, str], None] | None = None  # called with one that left a host, and what stays
+        self.copies: Copies | None = None  # which go with a sandbox, and build upon what it leaves
         self.hosts: dict[str, HostMember] = {}
         self.places: dict[str, SandboxPlace] = {}
         self._gone: dict[str, float] = {}  # sandboxes that were removed, and when
@@ -230,8 +232,8 @@ class Members:
             for id in strays:
                 with contextlib.suppress(NotFound):  # gone since its last report
                     retained = await member.upstream.call("POST", f"/v1/sandboxes/{id}/left", DepartedSandbox)
-                    if self.left is not None:
-                        self.left(id, member.name, retained.checkpoint)
+                    if self.copies is not None:
+                        self.copies.keep_later(id, member.name, retained.checkpoint)
                 log.info("removed from %s: it went on elsewhere", member.name, extra={"sandbox": id})
             report = await member.request(grant=self.leasing and not strays and member.name not in self.withheld)
         except (PagurusError, OSError) as error:
@@ -304,8 +306,8 @@ class Members:
     async def removed(self, sandbox: str) -> None:
         self.places.pop(sandbox, None)
         self._gone[sandbox] = time.monotonic()
-        if self.removing is not None:
-            await self.removing(sandbox)
+        if self.copies is not None:
+            await self.copies.forget(sandbox)
         left = self.state.homes.get(sandbox) is not None and any(
             self._may_have(m, sandbox) for m in self.hosts.values()
         )

@@ -109,7 +109,7 @@ class RolloutController:
             self.store.recover(step, self.fence)
         self.policy, self.meter = RolloutPolicy(config.rules), PhaseMeter()
         self._changed = asyncio.Event()
-        self._refusals = Refusals(self._changed.set)
+        self._refusals = Refusals(self._changed)
         self.trees = BranchTrees(host, self.store, self._disk, self.directory, config)
         self.log = DecisionLog(self.directory, self.fence.generation, config.rules)
         self.episodes = self._manager(environment, engine, tokenizer, renderer)
@@ -118,7 +118,6 @@ class RolloutController:
         self._seeds = itertools.islice(issued, self.store.issued(), None) if draw is None else draw(self.store)
         self._seeds_left, self._draining, self._stopped = True, False, False
         self._queued, self._deferred = self.store.queued(), self.store.queued(deferred=True)
-        self._do = self._disk.do
         self._groups: dict[str, OpenGroup] = {}
         self._buffer: dict[str, BufferedGroup] = {}
         self._requested = PendingBatch()
@@ -167,13 +166,13 @@ class RolloutController:
             store=self.store,
             journal=self.journal,
             fence=self.fence,
-            do=self._do,
+            disk=self._disk,
             trees=self.trees,
             refusals=self._refusals,
             counts=self._counts,
             config=self.config,
             faults=faults,
-            on_change=self._changed.set,
+            changed=self._changed,
         )
 
     def _load(self) -> None:
@@ -213,8 +212,8 @@ class RolloutController:
         if tasks:
             await asyncio.wait(tasks)
         if not leave:
-            for key in await self._do(self.journal.open):
-                await self._do(self.journal.forget, key)
+            for key in await self._disk.do(self.journal.open):
+                await self._disk.do(self.journal.forget, key)
         self._requested.cancel()
         self._disk.close()
         self.log.close()
@@ -237,7 +236,7 @@ class RolloutController:
         """
         if self._failure is not None:
             raise self._failure
-        if (again := await self._do(self.store.batch, self.step)) is not None:  # a step that was not saved
+        if (again := await self._disk.do(self.store.batch, self.step)) is not None:  # a step that was not saved
             self._training = True
             return again
         answer = self._requested.request()
@@ -249,18 +248,18 @@ class RolloutController:
         machines of its own, or once engines rest."""
         may = self.fleet is None or self.fleet.fleet().rested
         prompts, size = [item for item in self._buffer if may and item not in without], self.config.size
-        result = await self._do(lambda: self.store.complete(prompts, size))
+        result = await self._disk.do(lambda: self.store.complete(prompts, size))
         return Batch(version=self.version, groups=result, step=self.step, oldest=self.version - self.config.staleness)
 
     async def consumed(self, batch: Batch, *, ess: float | None = None) -> None:
         """The step on this batch is saved: its prompts are consumed for good. `ess`: see `Ahead.trained`."""
-        await self._do(self.store.ack, batch.step, self.fence)
+        await self._disk.do(self.store.ack, batch.step, self.fence)
         self.ahead.trained(ess)
         self.step = batch.step + 1
 
     async def published(self, version: int) -> None:
         """The trainer moved on, and the engine serves `version`."""
-        training = await self._do(self.store.unpublished, version)
+        training = await self._disk.do(self.store.unpublished, version)
         for group in self._groups.values():
             for member in group.members:
                 member.published(self.version)
@@ -361,16 +360,18 @@ class RolloutController:
         if not deferred and self._queued < count and self._seeds_left:
             seeds = list(itertools.islice(self._seeds, count - self._queued))
             self._seeds_left = len(seeds) == count - self._queued
-            await self._do(self.store.issue, seeds, self.fence)
-        for lease in await self._do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
+            await self._disk.do(self.store.issue, seeds, self.fence)
+        for lease in await self._disk.do(lambda: self.store.lease(count, self.fence, deferred=deferred)):
             self._add(
-                await self._do(groups.leased, lease, self.config.rules, self.store, self.journal, self.trees.ledger)
+                await self._disk.do(
+                    groups.leased, lease, self.config.rules, self.store, self.journal, self.trees.ledger
+                )
             )
         await self._count_queued()
 
     async def _count_queued(self) -> None:
-        self._queued = await self._do(self.store.queued)
-        self._deferred = await self._do(lambda: self.store.queued(deferred=True))
+        self._queued = await self._disk.do(self.store.queued)
+        self._deferred = await self._disk.do(lambda: self.store.queued(deferred=True))
 
     async def _defer(self, prompt: str) -> None:
         group, keep, parked = self._groups[prompt], self.config.tail_resumes, self.episodes.parked
@@ -382,7 +383,7 @@ class RolloutController:
                 parked.discard(key)
         if not keep:
             await self.attempts.forget(group)
-        await self._do(lambda: self.store.defer(prompt, self.fence, keep=keep))
+        await self._disk.do(lambda: self.store.defer(prompt, self.fence, keep=keep))
         del self._groups[prompt]
         await self.trees.retained.release(prompt)
         await self._count_queued()
@@ -406,7 +407,7 @@ class RolloutController:
             member.task.cancel()
             await asyncio.wait([member.task])
         elif member.ended:
-            await self._do(self.store.discard, group.lease.prompt, [index], self.fence)
+            await self._disk.do(self.store.discard, group.lease.prompt, [index], self.fence)
         member.task, member.ended, member.scoring, member.played = None, False, False, None
         member.starts += again
         group.reason = why
@@ -414,10 +415,10 @@ class RolloutController:
     async def _reopen(self, prompt: str, members: list[int], why: str) -> None:
         self._counts.over_stale += len(members)
         done = self._buffer.pop(prompt)
-        chosen = [item.member for item in await self._do(self.store.finished, prompt)]
-        await self._do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
-        (lease,) = [item for item in await self._do(self.store.in_flight) if item.prompt == prompt]
-        group = await self._do(groups.restored, lease, self.config.rules, self.store, self.trees.ledger)
+        chosen = [item.member for item in await self._disk.do(self.store.finished, prompt)]
+        await self._disk.do(self.store.discard, prompt, [chosen[n] for n in members], self.fence)
+        (lease,) = [item for item in await self._disk.do(self.store.in_flight) if item.prompt == prompt]
+        group = await self._disk.do(groups.restored, lease, self.config.rules, self.store, self.trees.ledger)
         self._add(group)
         group.reason = why
         for n in members:
@@ -425,10 +426,10 @@ class RolloutController:
             again.starts = again.start = done.starts[n] + 1
 
     async def _finish(self, prompt: str) -> None:
-        await self._do(self.store.buffer, prompt, self.fence)
+        await self._disk.do(self.store.buffer, prompt, self.fence)
         group = self._groups.pop(prompt)
         await self.attempts.forget(group)
-        self._buffer[prompt] = await self._do(groups.complete, group.lease, self.config.size, self.store)
+        self._buffer[prompt] = await self._disk.do(groups.complete, group.lease, self.config.size, self.store)
         await self.trees.retained.release(prompt)
 
     async def _give_up(self, prompt: str, reason: str) -> None:
@@ -439,13 +440,13 @@ class RolloutController:
         await self.attempts.forget(group)
         self._counts.lost += group.failures < self.config.attempts
         log.error("prompt %s given up: %s", prompt, reason)
-        await self._do(self.store.give_up, prompt, reason, self.fence)
+        await self._disk.do(self.store.give_up, prompt, reason, self.fence)
         del self._groups[prompt]
         await self.trees.retained.release(prompt)
 
     async def _hand_out(self, prompts: list[str], oldest: int) -> None:
         take, size = self.store.take, self.config.size
-        batch = await self._do(
+        batch = await self._disk.do(
             lambda: take(self.step, prompts, self.fence, version=self.version, oldest=oldest, members=size)
         )
         taken = [self._buffer.pop(prompt) for prompt in prompts]
@@ -472,7 +473,7 @@ class RolloutController:
                     for member in group.members
                     if member.task is not None
                 ],
-                account=await self._do(self.store.account),
+                account=await self._disk.do(self.store.account),
                 seconds=self.meter.seconds(),
             )
             await asyncio.to_thread(write_status, self.directory, status)

@@ -28,7 +28,6 @@ import sqlite3
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -50,6 +49,7 @@ from sandbox.errors import Conflict, PagurusError
 from trainer import machine, resume
 from trainer.batches import aside
 from trainer.batches.groups import samples, staleness
+from trainer.batches.sample import Sample
 from trainer.config import TrainConfig, open_run
 from trainer.distributed.host_fleet import HostPlan
 from trainer.errors import TrainerFailed
@@ -130,7 +130,6 @@ class TrainerRun:
         self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.directory)
         self.steps: Steps
         self.stream: BatchStream | None = None
-        self.samples = partial(samples, turns=self.config.objective.advantage.credit == "turns")
         self._stages: set[str] = set()
         self._unlearned = 0  # batches in a row of which nothing was trained on
 
@@ -275,7 +274,7 @@ class TrainerRun:
         self.display.stage("GRPO", self.config.steps)
         self.display.advance(self.step)
         if self.config.stream or self.config.handover:
-            self.stream = BatchStream(self.rollout, self.steps, self.samples)
+            self.stream = BatchStream(self.rollout, self.steps, self._samples)
         while self.step < self.config.steps:
             began = time.monotonic()
             batch = await (self.stream or self.rollout).next_batch()
@@ -344,7 +343,7 @@ class TrainerRun:
 
     def _train(self, batch: Batch, state: resume.ResumeState) -> dict[str, Any]:
         """Consumes a batch. Produces the next weights and their save."""
-        made = self.samples(batch)
+        made = self._samples(batch)
         stats = self.steps.step(made, state)
         put_aside: dict[str, str] = stats.get("put_aside", {})
         aside.note(self.directory, aside.described(state.step, made, put_aside))
@@ -357,6 +356,9 @@ class TrainerRun:
                 hint=f"see {self.directory / aside.FILE}, and the engine's log",
             )
         return stats
+
+    def _samples(self, batch: Batch) -> list[Sample]:
+        return samples(batch, turns=self.config.objective.advantage.credit == "turns")
 
     async def _measure(self) -> None:
         """Brings the counters up to date."""

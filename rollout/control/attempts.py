@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from rollout.chaos import Faults
 from rollout.config import RolloutConfig
@@ -23,6 +21,7 @@ from rollout.decide.effects import judged
 from rollout.episode.manager import EpisodeManager
 from rollout.episode.spec import EpisodeSpec
 from rollout.messages import Trajectory
+from rollout.store.disk import DiskThread
 from rollout.store.journal import Key, TurnJournal
 from rollout.store.samples import Fence, SampleStore
 from sandbox.errors import NotFound, PagurusError
@@ -38,13 +37,13 @@ class Attempts:
     store: SampleStore
     journal: TurnJournal
     fence: Fence
-    do: Callable[..., Any]  # on the disk's thread
+    disk: DiskThread
     trees: BranchTrees
     refusals: Refusals
     counts: GroupCounts
     config: RolloutConfig
     faults: Faults | None
-    on_change: Callable[[], None]  # the member is another than before: there is something to decide
+    changed: asyncio.Event  # a member is another than before: there is something to decide
 
     async def play(self, group: OpenGroup, member: Slot) -> None:
         """One attempt at a trajectory, and its books."""
@@ -61,14 +60,14 @@ class Attempts:
             )
             if trajectory.final is not None:
                 member.scoring = True  # its place is free
-                self.on_change()
+                self.changed.set()
                 await self.episodes.score(trajectory)
         except NotFound as error:  # the state that it should begin in: another is chosen
             await self._lose_origin(group, member, str(error))
             return
         except asyncio.CancelledError:
             if not self.episodes.leaving and spec.key not in self.episodes.parked:
-                await asyncio.shield(self.do(self.journal.forget, spec.key))
+                await asyncio.shield(self.disk.do(self.journal.forget, spec.key))
             if not member.why:
                 raise
             self._finalize(member, trajectory=None)
@@ -79,7 +78,7 @@ class Attempts:
         """It ends here: those that were to continue and have not begun will not."""
         for member in group.members:
             if member.since and not member.ended:
-                await self.do(self.journal.forget, Key(group.lease.prompt, member.index, member.start))
+                await self.disk.do(self.journal.forget, Key(group.lease.prompt, member.index, member.start))
                 with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
                     await self.episodes.host.remove([member.since[-1].sandbox])
 
@@ -98,21 +97,21 @@ class Attempts:
             if trajectory.score is not None:
                 self.refusals.over("scorer")
             try:
-                await self.do(self.store.put, trajectory, self.fence)
+                await self.disk.do(self.store.put, trajectory, self.fence)
             except ValueError as error:  # a log-probability that is no number must never be learned from
                 trajectory.status = "failed"
                 trajectory.failure = TrajectoryFailure(
                     phase=EpisodePhase.GENERATE, cause=Cause.ENGINE, message=str(error)
                 )
         self.counts.ledger(trajectory)
-        await self.do(self.journal.forget, key)
+        await self.disk.do(self.journal.forget, key)
         failure = trajectory.failure
         if not trajectory.scored and failure is not None:
             group.reason = str(failure)
             log.warning("trajectory %s/%d failed: %s", key.prompt, key.member, failure)
             if blame(failure) is Blame.ENVIRONMENT:
                 group.failures += 1
-                await self.do(self.store.failed, key.prompt, self.fence)
+                await self.disk.do(self.store.failed, key.prompt, self.fence)
             else:
                 self.counts.retried += 1
                 if member.at is not None and gone(trajectory):
@@ -128,4 +127,4 @@ class Attempts:
         member.oldest = trajectory.oldest if member.ended and trajectory is not None else None
         member.task, member.since, member.scoring = None, [], False
         member.start += 1
-        self.on_change()
+        self.changed.set()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
 
 from rollout.decide import breaker
 from rollout.decide.blame import TrajectoryFailure, part
@@ -13,9 +13,9 @@ from rollout.decide.view import PartView, WaitReason
 class Refusals:
     """``refusals.note(failure)`` when a part failed a trajectory, ``refusals.over("host")`` when it served one."""
 
-    def __init__(self, on_over: Callable[[], None]):
+    def __init__(self, changed: asyncio.Event):
         self._parts: dict[str, PartView] = {}
-        self._on_over = on_over
+        self._changed = changed
 
     @property
     def views(self) -> list[PartView]:
@@ -33,4 +33,4 @@ class Refusals:
 
     def over(self, *parts: str) -> None:
         if [name for name in parts if self._parts.pop(name, None) is not None]:
-            self._on_over()
+            self._changed.set()

@@ -81,7 +81,7 @@ async def test_a_full_disk_ends_no_part_and_the_sandboxes_of_a_lost_host_come_ba
     monkeypatch.setattr("coordinator.app.AGAIN", 0.01)
     monkeypatch.setattr("coordinator.failover.RETRY_DELAY", 0.01)
     copies = Copies(members)
-    failover = Failover(members, copies, lambda _: False)
+    failover = Failover(members, copies, Moves(members, copies))
     came: list[str] = []
 
     async def arrived(sandbox: str, *_: object) -> None:

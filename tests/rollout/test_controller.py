@@ -191,7 +191,7 @@ async def test_a_successor_starts_nothing_early_for_a_step_that_is_saved_but_not
     await second.start()
     await until(lambda: second.statistics()["groups_buffered"] == 2)
     await asyncio.sleep(0)  # the first decision,
-    await second._do(str)  # and after what it asked of the disk
+    await second._disk.do(str)  # and after what it asked of the disk
     assert second.store.account().issued == 4  # two were trained on, two wait; more would be of weights too old
     await second.published(1)
     second.episodes.engine.version = 1  # type: ignore[attr-defined]
