@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from rollout.engine import gpus
-from rollout.engine.client import PublishResult
+from rollout.engine.client import Generation, PublishResult, Sampling
 from rollout.engine.launch import Launch, embedded, on_gpus, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.engine.weights import AdapterWeights
 from rollout.episode.parts import Generator
 from rollout.plan import RolloutPlan
-from rollout.pool.alone import SingleServerEngine
-from rollout.pool.member import Note, Remote
+from rollout.pool.member import Note, PoolMember, Remote
 from rollout.pool.pool import EnginePool
 from rollout.pool.started import started
 from rollout.service.placed import PlacedServer, name_of
@@ -37,6 +36,34 @@ class Engines(Generator, Protocol):
     """All that generates for this rollout: one supervised server, or a pool of them."""
 
     async def publish(self, weights: Path | str, version: int) -> PublishResult: ...
+
+
+class SingleServerEngine:
+    """One server without a pool, noted as a pool notes its servers: ``SingleServerEngine("engine", server, log.note)``,
+    of a server that serves."""
+
+    def __init__(self, name: str, server: EngineSupervisor, note: Note):
+        self.server, self._member = server, PoolMember(name, server, note=note)
+        self._member.state = "serving"
+        server.on_serving = self._serves
+
+    def _serves(self, serves: bool) -> None:
+        self._member.state = "serving" if serves else "starting"
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling, *, request_id: str = "") -> Generation:
+        self._member.load += 1
+        try:
+            return await self.server.generate(prompt_ids, sampling, request_id=request_id)
+        finally:
+            self._member.load -= 1
+
+    async def publish(self, weights: Path | str, version: int) -> PublishResult:
+        self._member.state = "updating"
+        try:
+            return await self.server.publish(weights, version)
+        finally:
+            if self._member.state == "updating":  # else it died since
+                self._member.state = "serving"
 
 
 Serve = Callable[[PublishedVersion], AbstractAsyncContextManager[Engines]]
