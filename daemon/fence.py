@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from daemon.host.fence import HELD, LOCK, MARGIN, clock, read
-from sandbox.container.cgroup import PARENT, hierarchy
+from sandbox.container.cgroup import PARENT, hierarchy, pids_in
 from sandbox.criu.carried.frozen import continue_calls
 
 POLL_INTERVAL = 0.02  # seconds between two looks
@@ -34,8 +34,7 @@ def freeze(run: Path, frozen: bool) -> None:
             if frozen:
                 switch.write_text("1")
             else:  # the daemon has the inspector's notes and may be dead: waits restart in full, and none returns early
-                pids = [int(pid) for pid in (groups / name / "cgroup.procs").read_text().split()]
-                continue_calls(pids, None, functools.partial(switch.write_text, "0"))
+                continue_calls(pids_in(groups / name), None, functools.partial(switch.write_text, "0"))
 
 
 def main(run: Path) -> int:

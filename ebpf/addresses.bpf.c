@@ -45,6 +45,13 @@ struct {
 /* The verifier takes fields of the context by their offset alone; the compiler would keep pointers to them. */
 #define FIELD(field) (*({ asm volatile("" : "+r"(ctx)); (volatile typeof(ctx->field) *)&ctx->field; }))
 
+/* On a host with v2 alone a program may be in a group below its sandbox's. */
+static __always_inline __u64 group_above(struct task_struct *task)
+{
+    int level = BPF_CORE_READ(task, cgroups, dfl_cgrp, level);
+    return bpf_get_current_ancestor_cgroup_id(level - 1);
+}
+
 static __always_inline struct service_address *caller(void)
 {
     struct task_struct *task = (void *)bpf_get_current_task();
@@ -52,7 +59,8 @@ static __always_inline struct service_address *caller(void)
     struct mount *mount = (void *)root - bpf_core_field_offset(struct mount, mnt);
     __u64 number = (__u32)BPF_CORE_READ(mount, mnt_id);
     struct service_address *service = bpf_map_lookup_elem(&services, &number);
-    return service && service->cgroup == bpf_get_current_cgroup_id() ? service : NULL;
+    if (!service || (service->cgroup != bpf_get_current_cgroup_id() && service->cgroup != group_above(task))) return NULL;
+    return service;
 }
 
 /* What programs take for their own host: the loopback address, and that of the host name in /etc/hosts. */
@@ -156,7 +164,11 @@ int bind6(struct bpf_sock_addr *ctx)
 static __always_inline struct published_place *publisher(__u32 address, __u16 port)
 {
     struct published_port key = {.cgroup = bpf_get_current_cgroup_id(), .port = port};
-    return address == 0x7f000001 ? bpf_map_lookup_elem(&published, &key) : NULL;
+    struct published_place *place;
+    if (address != 0x7f000001) return NULL;
+    if ((place = bpf_map_lookup_elem(&published, &key))) return place;
+    key.cgroup = group_above((void *)bpf_get_current_task());
+    return bpf_map_lookup_elem(&published, &key);
 }
 
 SEC("cgroup/connect4")

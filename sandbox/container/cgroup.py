@@ -27,6 +27,7 @@ from sandbox.messages import Limits
 
 PARENT = os.environ.get("PAGURUS_CGROUP", "pagurus")  # another one where hosts of a cluster share a kernel, in tests
 SHIMS = "_shims"
+MAIN = "main"  # on v2, below the group of a sandbox with groups of services: what is in none of these
 #: Of the host's own long work for sandboxes. It lies next to their parent, not in it: there it would use up the
 #: parent's part of the processors, and a sandbox that wakes up for a moment would wait for its turn among all others.
 ASIDE = "pagurus-aside"
@@ -223,6 +224,11 @@ class Cgroup:
     def exists(self) -> bool:
         return self.path.is_dir()
 
+    @property
+    def leaf(self) -> Path:
+        """The v2 group that processes join which have no group of a service."""
+        return self.path / MAIN if (self.path / MAIN).is_dir() else self.path
+
     def joined(self) -> list[Path]:
         """Groups that the shim joins: v1 groups of the sandbox; on a pure v2 host the shims' own one."""
         if self.pure:
@@ -303,14 +309,7 @@ class Cgroup:
 
     def pids(self) -> list[int]:
         """Host pids of all processes, those of child groups included."""
-        result: list[int] = []
-        for group in _tree(self.path):
-            try:
-                with open(f"{group}/cgroup.procs", "rb") as procs:
-                    result += map(int, procs.read().split())
-            except OSError:  # removed by the sandbox's end while we looked
-                continue
-        return result
+        return pids_in(self.path)
 
     def tasks(self) -> int:
         """How many processes and threads it has, its shim included; 0 where the kernel does not count them."""
@@ -338,11 +337,8 @@ class Cgroup:
 
     def oom_kills(self) -> int:
         """Processes that the OOM killer has ended in this sandbox so far."""
-        if self.pure:
-            return _oom_kills(f"{self.path}/memory.events")
-        if "memory" not in self.v1:
-            return 0
-        return sum(_oom_kills(f"{group}/memory.oom_control") for group in _tree(self.v1["memory"]))
+        path = self.path if self.pure else self.v1.get("memory")
+        return 0 if path is None else oom_kills_in(path)
 
     # ---------------------------------------------------------------- control
 
@@ -405,7 +401,7 @@ class Cgroup:
 
     def join(self, pid: int) -> None:
         """Take a process of the host into all groups that the sandbox's processes are in."""
-        for path in dict.fromkeys((self.path, *self.v1.values())):
+        for path in dict.fromkeys((self.leaf, *self.v1.values())):
             if path.is_dir():  # a sandbox that an older version made is in fewer
                 write(path / "cgroup.procs", pid)
 
@@ -433,9 +429,24 @@ class Cgroup:
             os.close(fd)
 
 
-def _oom_kills(path: str) -> int:
-    _, result, rest = procfs.read_bytes(path).partition(b"oom_kill ")
-    return int(rest.split(None, 1)[0]) if result else 0
+def pids_in(group: Path) -> list[int]:
+    """Host pids of the processes of a group and of all below it."""
+    result: list[int] = []
+    for one in _tree(group):
+        try:
+            with open(f"{one}/cgroup.procs", "rb") as procs:
+                result += map(int, procs.read().split())
+        except OSError:  # removed by the sandbox's end while we looked
+            continue
+    return result
+
+
+def oom_kills_in(group: Path) -> int:
+    """Processes that the OOM killer has ended in a group of the controller of memory and in all below it."""
+    unified = group / "memory.events"  # it counts those below
+    files = [unified] if unified.exists() else [one / "memory.oom_control" for one in _tree(group)]
+    rests = [procfs.read_bytes(str(file)).partition(b"oom_kill ")[2] for file in files]
+    return sum(int(rest.split(None, 1)[0]) for rest in rests if rest)
 
 
 def _take(watcher: select.epoll, changed: asyncio.Event) -> None:

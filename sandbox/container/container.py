@@ -248,8 +248,19 @@ class Container:
     async def change_services(self, composition: Composition | None) -> None:
         """From now on it has these services: the next pid 1 mounts their roots. The present one is left as it is."""
         self.spec = dataclasses.replace(self.spec, composition=composition)
-        await asyncio.to_thread(self.groups.divide, composition, self.spec.limits)
+        await asyncio.to_thread(self.groups.make, composition)
+        if self.groups.divided:
+            await self._start_below()
+        await asyncio.to_thread(self.groups.divide, self.spec.limits)
         await self.call("joins", *_words(services.joins(composition)))
+
+    async def _start_below(self) -> None:
+        """Let the shim start programs in the group below the sandbox's."""
+        with closing(os.open(self.cgroup.leaf, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as leaf:
+            try:
+                await self.call("leaf", fds=[leaf])
+            except ShimError:  # a shim of before this
+                await asyncio.to_thread(self.groups.unmake)
 
     async def join_service(self, composition: Composition, name: str) -> None:
         """Mount the root of a service for the living pid 1. Raises Refused."""
@@ -266,7 +277,7 @@ class Container:
     async def limit(self) -> None:
         """Set all limits. Of a restored sandbox once it is complete: until then a full one takes more than it may."""
         self.cgroup.apply(self.spec.limits)
-        self.groups.apply(self.spec.limits)
+        self.groups.divide(self.spec.limits)
         await asyncio.to_thread(quota.limit, self.tree, self.spec.id, await self._disk())
 
     def lift(self) -> None:
@@ -283,11 +294,13 @@ class Container:
     async def start(self) -> int:
         """Start a fresh pid 1 in a prepared or killed sandbox; returns its host pid."""
         await self.limit()
+        await asyncio.to_thread(self.groups.gather)
         try:
             (pid,), (pidfd,) = await self.call("start")
         except ShimError as error:
             raise Unsupported(f"cannot start pid 1: {error}", sandbox=self.spec.id, hint=hints.HOST) from error
         self._adopt_init(int(pid), pidfd)
+        await asyncio.to_thread(self.groups.divide, self.spec.limits)
         return int(pid)
 
     async def attach(self, init_pid: int) -> None:

@@ -32,6 +32,19 @@ def set_v2(group: Path, *, memory: int | None, quota: int | None, processes: int
     write(group / "pids.max", processes or "max")
 
 
+def set_below_v2(group: Path, *, memory: int | None, quota: int | None, processes: int | None) -> None:
+    """Likewise of a group below a sandbox's, while that one has controllers for it.
+
+    What it holds and cannot give back it keeps: after a restore that may be a little more than before.
+    """
+    if not (group / "memory.max").exists():
+        return
+    if memory is not None:
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        memory = max(memory, int(stat["anon"]) + int(stat["shmem"]))
+    set_v2(group, memory=memory, quota=quota, processes=processes)
+
+
 def set_v1(groups: Mapping[str, Path], *, memory: int | None, quota: int | None, processes: int | None) -> None:
     """Likewise in the hierarchies of the controllers memory, cpu and pids, as far as they are there."""
     if path := groups.get("memory"):

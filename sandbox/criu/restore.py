@@ -139,8 +139,11 @@ async def _spawn(
         for _ in range(sinks):
             fds.append(await container.outside.sink())
         composed = container.spec.composition is not None
-        preload, groups = (paths.rooted(), container.groups.places()) if composed else (None, {})
-        root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload, groups)
+        preload, onward = paths.rooted() if composed else None, container.groups.onward()
+        groups = container.groups.places() if composed or onward else {}
+        root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload, groups, onward)
+        if not waits:
+            await asyncio.to_thread(container.groups.gather)
         async with rpc.CriuStart.prepare(root, fds, cgroup_namespace=not waits) as it:
             # One that waits is outside the group, whose namespace it must have: pid 1's.
             join = ("cgroup",) if waits else ()

@@ -147,6 +147,7 @@ class Root:
     result: Sequence[int | None] = ()  # descriptors that our plugin looks for among CRIU's: see native/waits.c
     preload: Path | None = None  # a library that is loaded before CRIU's own
     groups: Mapping[str, Path] = field(default_factory=dict)  # the sandbox's control groups, by their names in GROUPS
+    onward: tuple[str, str] | None = None  # of ServiceGroups, with a new namespace of control groups
 
     def program(self, *, cgroup_namespace: bool, first_group: int) -> list[str]:
         """The argument vector that starts CRIU; verbs are appended. `first_group`: descriptor of the first of these."""
@@ -167,6 +168,7 @@ class Root:
             *(f"mount={place}" for place in self.mounts),
             *(["ptrace=never"] if self.sandbox is not None else []),  # a dump enters namespaces as another user
             *(["cgroupns=new"] if cgroup_namespace else []),
+            *(["leaf=" + ":".join(self.onward)] if cgroup_namespace and self.onward is not None else []),
             *words,
             "--libdir",
             str(plugins),

@@ -14,6 +14,7 @@
  *   run=DIR        on a tmpfs, lies at /run: CRIU keeps there what it knows of the kernel, or probes it for 40 ms
  *   images=FD      a detached mount of the directory of images, at /images
  *   group=NAME:FD  likewise of the sandbox's control group in one hierarchy, at /groups/NAME
+ *   leaf=NAME:CONTROLLERS  with cgroupns=new: go on to the cgroup NAME below /groups, and let the one above it have these
  *   program=PATH   read-only, at the same place: a directory, file or link that CRIU consists of; any number
  *   sandbox=DIR    the root of the sandbox, at /sandbox; what is mounted there later is seen
  *   mount=DIR      a directory that the sandbox gets from the host, at /mounts/0, /mounts/1 and so on
@@ -55,6 +56,7 @@ static struct place places[PLACES_MAX];
 static const char *linked[LINKS_MAX]; /* symbolic links on the way to programs: the same in the private root */
 static int count, mounts, links;
 static bool own_cgroups, no_ptrace;
+static const char *leaf, *controllers;
 static char preload[PATH_MAX + 16];
 
 static void fail(const char *what) __attribute__((noreturn));
@@ -137,6 +139,10 @@ static bool option(const char *word) {
     } else if (strncmp(word, "group=", size) == 0) {
         snprintf(at, sizeof at, "groups/%.*s", (int)strcspn(value, ":"), value);
         add(at, atoi(value + strcspn(value, ":") + 1));
+    } else if (strncmp(word, "leaf=", size) == 0) {
+        controllers = value + strcspn(value, ":");
+        if (*controllers) controllers++;
+        leaf = value;
     } else if (strncmp(word, "program=", size) == 0) {
         add_program(value);
     } else if (strncmp(word, "sandbox=", size) == 0) {
@@ -201,6 +207,22 @@ static void make_root(void) {
     if (chdir("/") < 0) fail("enter the root");
 }
 
+static void write_to(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0) fail(path);
+    close(fd);
+}
+
+/* Its namespace has the cgroup above as its root. That one may have controllers for those below once it is empty. */
+static void enter_leaf(void) {
+    char path[PATH_MAX];
+    int size = (int)(controllers - leaf) - 1;
+    snprintf(path, sizeof path, "/groups/%.*s/cgroup.procs", size, leaf);
+    write_to(path, "0");
+    snprintf(path, sizeof path, "/groups/%.*s/../cgroup.subtree_control", size, leaf);
+    write_to(path, controllers);
+}
+
 int main(int argc, char **argv) {
     if (unshare(CLONE_NEWNS) < 0) fail("unshare");
     /* Not private: what is mounted or unmounted on the sandbox's root meanwhile is so here. */
@@ -215,6 +237,7 @@ int main(int argc, char **argv) {
     add("dev/pts", new_mount("devpts", "ptmxmode", "0600"));  /* by which CRIU tells terminals of the host from others */
     if (own_cgroups && unshare(CLONE_NEWCGROUP) < 0) fail("cgroup namespace");
     make_root();
+    if (leaf) enter_leaf();
     if (no_ptrace && prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) < 0) fail("bounding set");
     /* CRIU silently restores a lower nofile limit when its own hard limit is lower. */
     struct rlimit limit;

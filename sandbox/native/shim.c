@@ -49,7 +49,7 @@ struct stream {
     bool draining;   /* ours to read and discard; else the daemon reads it */
 };
 
-static struct shim shim = {.cgroup = -1, .idmap = -1, .init_pidfd = -1};
+static struct shim shim = {.cgroup = -1, .leaf = -1, .idmap = -1, .init_pidfd = -1};
 static struct stream streams[STREAMS_MAX];
 static pid_t watched[CHILDREN_MAX];  /* children whose end the client wants to know */
 static uint32_t serial;
@@ -258,6 +258,15 @@ static void command_views(void) {
         if (stage) return refuse(stage, errno);
         shim.bind_count++;
     }
+    answer(NULL, 0, "ok\n");
+}
+
+/* leaf, with a descriptor of the v2 cgroup in which commands start from now on */
+static void command_leaf(void) {
+    int leaf = passed_count == 1 ? fcntl(passed[0], F_DUPFD_CLOEXEC, 0) : -1;
+    if (leaf < 0) return refuse("leaf", EINVAL);
+    if (shim.leaf >= 0) close(shim.leaf);
+    shim.leaf = leaf;
     answer(NULL, 0, "ok\n");
 }
 
@@ -525,7 +534,7 @@ static void command_exit(void) {
 }
 
 static const struct { const char *name; void (*run)(void); } commands[] = {
-    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"joins", command_joins}, {"join", command_join}, {"part", command_part}, {"mount", command_mount}, {"umount", command_umount},
+    {"hello", command_hello}, {"setup", command_setup}, {"bind", command_bind}, {"views", command_views}, {"leaf", command_leaf}, {"joins", command_joins}, {"join", command_join}, {"part", command_part}, {"mount", command_mount}, {"umount", command_umount},
     {"start", command_start}, {"attach", command_attach}, {"exec", command_exec}, {"release", command_release},
     {"sink", command_sink}, {"keep", command_keep}, {"kept", command_kept}, {"host", command_host}, {"wait", command_wait}, {"network", command_network}, {"exit", command_exit},
 };

@@ -38,6 +38,7 @@ struct join {
 
 struct shim {
     int cgroup;               /* O_PATH of the sandbox's v2 cgroup */
+    int leaf;                 /* of the one below it in which commands start; -1: that one itself */
     int v1_count;
     char *v1[V1_MAX];         /* the v1 cgroups that the shim has joined */
     char root[PATH_MAX];      /* mount point of the overlay in our mount namespace */

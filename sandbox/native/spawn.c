@@ -372,7 +372,7 @@ void start_command(struct shim *s, const struct command *c, struct started *out)
         out->failure = (struct failure){.stage = "prepare", .error = errno};
         return;
     }
-    pid_t helper = clone_child(0, s->cgroup, NULL);
+    pid_t helper = clone_child(0, s->leaf >= 0 ? s->leaf : s->cgroup, NULL);
     if (helper == 0) {
         close(pair[0]);
         help_command(s, c, pair[1]);

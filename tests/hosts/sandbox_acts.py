@@ -321,6 +321,26 @@ def _disk_limit(host: Host) -> None:
         raise Absent(refused.message) from None
 
 
+SERVICES = """
+services:
+  free: {image: debian, command: sleep infinity}
+  small: {image: debian, command: sleep infinity, mem_limit: 64m}
+"""
+
+
+@act("limits", "memory of one service, also after a restore")
+def _service_limit(host: Host) -> None:
+    large = ["python3", "-c", "b'x' * (100 << 20)"]
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "compose.yaml")
+        file.write_text(SERVICES)
+        with host.client.compose(file) as sandbox:
+            for _ in range(2):
+                assert sandbox.exec(large, service="free", timeout=300).exit_code == 0
+                assert sandbox.exec(large, service="small", timeout=300).oom_killed
+                sandbox.restore(sandbox.checkpoint(), verify=True)
+
+
 @act("limits", "open files")
 def _open_files(host: Host) -> None:
     with host.client.create(IMAGE, limits=Limits(open_files=64)) as sandbox:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from sandbox import Client
-from sandbox.container.cgroup import Cgroup, hierarchy
-from sandbox.container.service_groups import ServiceGroups
+from sandbox.container.cgroup import Cgroup
+from sandbox.container.service_groups import UNIFIED, ServiceGroups
 from sandbox.messages import Composition, Service
 from sandbox.messages.services import ServiceLimits, ServiceState
 from tests.support.compositions import ComposedSandbox, composed, shell
@@ -74,8 +75,6 @@ COMPOSITION = Composition(
 
 @pytest.fixture
 async def sb(host: Client) -> AsyncIterator[ComposedSandbox]:
-    if hierarchy().pure:
-        pytest.skip("services have no groups of their own on v2")
     async with composed(host, COMPOSITION, memory="1GiB", processes=200) as sandbox:
         await sandbox.up()
         yield sandbox
@@ -115,8 +114,17 @@ async def need_few_forks(sandbox: ComposedSandbox) -> None:
     assert 1 <= count <= 7 and why == errno.EAGAIN
 
 
+# Of memory, in bytes, as programs look for it that size themselves by it.
+LIMIT = """python3 -c '
+lines = dict(line.strip().split(":", 2)[1:] for line in open("/proc/self/cgroup"))
+v2 = "/sys/fs/cgroup" + lines.get("", "") + "/memory.max"
+v1 = "/sys/fs/cgroup/memory" + lines.get("memory", "") + "/memory.limit_in_bytes"
+print(int(open(v1 if "memory" in lines else v2).read()))'"""
+
+
 async def each_meets_its_own(sandbox: ComposedSandbox) -> None:
     """hog ends, at the memory that it has in all; all others live."""
+    assert [await sandbox.says(LIMIT, name) for name in ("free", "other")] == [str(1 << 30), str(64 << 20)]
     await need_few_forks(sandbox)
     assert await killed(sandbox, "hog")
     states = {name: info.state for name, info in (await sandbox.services()).items()}
@@ -130,7 +138,7 @@ async def each_meets_its_own(sandbox: ComposedSandbox) -> None:
 def throttled(sandbox: ComposedSandbox, service: str) -> int:
     """Periods in which it had to wait for processor time."""
     groups = ServiceGroups(Cgroup(sandbox.id), COMPOSITION).of(service)
-    text = (groups["cpu"] / "cpu.stat").read_text()
+    text = (groups.get("cpu", groups.get(UNIFIED, Path())) / "cpu.stat").read_text()
     return int(dict(line.split() for line in text.splitlines())["nr_throttled"])
 
 
