@@ -81,6 +81,7 @@ class ProgramRow(msgspec.Struct, kw_only=True):
     # Of a service:
     restarts: int = 0  # times that it was started again by its policy
     stopped: bool = False  # by a client: it is not started again
+    oom_killed: bool = False  # while it ran, something in the service met a limit of memory that is the service's own
     health: ServiceHealth = ServiceHealth.NONE
     error: str = ""  # the last answer of an unhealthy one
     excluded: list[tuple[int, int]] = []  # its processes, if they are no part of checkpoints: see daemon.apart

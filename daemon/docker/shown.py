@@ -40,7 +40,7 @@ def state(info: ServiceInfo) -> dict[str, Any]:
         "Running": running,
         "Paused": False,
         "Restarting": info.state is ServiceState.RESTARTING,
-        "OOMKilled": False,
+        "OOMKilled": info.oom_killed,
         "Dead": False,
         "Pid": info.pid if running else 0,
         "ExitCode": info.exit_code or 0,

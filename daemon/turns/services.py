@@ -138,6 +138,7 @@ class ServiceControl:
             started_at=row.started_at,
             ended_at=row.ended_at,
             exit_code=code,
+            oom_killed=row.oom_killed,
             restarts=row.restarts,
             ports=list(said.ports),
             error=row.error,
@@ -229,7 +230,8 @@ class ServiceControl:
             if row is not None and (row.exit_status is None or said.restart is not Restart.NO):
                 self._watch(row)
 
-    def _watch(self, row: ProgramRow) -> None:
+    def _watch(self, row: ProgramRow, kills: int | None = None) -> None:
+        """`kills`: processes that the OOM killer had ended in the service before this program began."""
         inside = self._live.container.inside
         if self._watched.get(row.id) is inside:
             return
@@ -239,11 +241,15 @@ class ServiceControl:
             if self._watched.get(row.id) is inside:
                 del self._watched[row.id]
 
-        work = self._watch_over(row.id, row.service, inside)
+        kills = self._oom_kills(row.service) if kills is None else kills
+        work = self._watch_over(row.id, row.service, inside, kills)
         task = self._live.services.spawn(work, f"service {row.service} of {self._live.row.id}", lasting=True)
         task.add_done_callback(forget)
 
-    async def _watch_over(self, program: str, name: str, inside: SandboxRoot) -> None:
+    def _oom_kills(self, name: str) -> int | None:
+        return self._live.container.groups.oom_kills(name)
+
+    async def _watch_over(self, program: str, name: str, inside: SandboxRoot, kills: int | None) -> None:
         """Until the service has ended for good, or its state with it."""
         said = self.composition.services[name]
         probing = asyncio.ensure_future(self._probe_on(program, name, said.healthcheck))
@@ -257,7 +263,8 @@ class ServiceControl:
             if not self._live.container.alive:
                 return
             status = signal.SIGKILL
-        await self._note(row, exit_status=status, ended_at=time.time())
+        oom_killed = (self._oom_kills(name) or 0) > (kills or 0)
+        await self._note(row, exit_status=status, ended_at=time.time(), oom_killed=oom_killed)
         await self._end_rest(name)
         pause = pause_before_restart(said, row, exit_code(status), time.time() - row.started_at)
         if pause is None:
@@ -407,7 +414,7 @@ class ServiceControl:
         live, said = self._live, self.composition.services[name]
         argv = [*(said.entrypoint or []), *(said.command or [])]
         await asyncio.to_thread(self._empty, name, said)
-        former = self.row(name)
+        former, kills = self.row(name), self._oom_kills(name)
         health = ServiceHealth.STARTING if _has_check(said) else ServiceHealth.NONE
         request = ProcessRequest(command=argv, service=name)
         try:
@@ -425,7 +432,7 @@ class ServiceControl:
             raise
         if former is not None:
             await live.programs.remove(former.id)
-        self._watch(row)
+        self._watch(row, kills)
 
     def _empty(self, name: str, said: Service) -> None:
         """Its tmpfs directories are empty whenever it starts. Blocks."""

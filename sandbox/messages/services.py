@@ -199,6 +199,7 @@ class ServiceInfo(Brief, kw_only=True, omit_defaults=True):
     restarts: int = 0
     ports: list[PublishedPort] = []
     error: str = ""  # why it could not be started; the last answer of an unhealthy one
+    oom_killed: bool = False  # it has ended, and the OOM killer acted in it: on a limit of its own alone
 
 
 class UpRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

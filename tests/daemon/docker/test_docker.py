@@ -16,7 +16,6 @@ from docker.errors import APIError, BuildError, ContainerError, ImageNotFound, N
 
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
-from sandbox.container.cgroup import hierarchy
 from sandbox.errors import Invalid
 from sandbox.messages import Composition, CreateRequest, Limits, Mount, SandboxInfo, Service
 from tests.support.daemon_host import Daemon
@@ -199,9 +198,6 @@ async def test_volumes_lie_in_one_another(sb: Sandbox, engine: Any) -> None:
 
 
 async def test_each_meets_its_own_limits(sb: Sandbox, engine: Any) -> None:
-    if hierarchy().pure:
-        pytest.skip("services have no groups of their own on v2")
-
     def acts() -> None:
         run = engine.containers.run
         other = run("debian", "sleep 1000", name="other", detach=True, mem_limit="64m", pids_limit=4)
@@ -212,6 +208,11 @@ async def test_each_meets_its_own_limits(sb: Sandbox, engine: Any) -> None:
         with pytest.raises(ContainerError) as failed:
             run("debian", hog, name="hog", mem_limit="64m", remove=True)
         assert failed.value.exit_status == 137
+        ended = run("debian", hog, detach=True, mem_limit="64m")
+        assert ended.wait()["StatusCode"] == 137
+        ended.reload()
+        other.reload()
+        assert (ended.attrs["State"]["OOMKilled"], other.attrs["State"]["OOMKilled"]) == (True, False)
         assert run("debian", hog, name="hog", remove=True) == b"104857600\n"  # another one of that name
         many = "for n in 1 2 3 4 5 6 7 8; do sleep 100 & done; echo all"
         with pytest.raises(ContainerError, match="fork"):
