@@ -77,7 +77,7 @@ COVERS = frozenset({"/dev/null", "/.pagurus/empty"})
 #: In which nothing can be made or removed, so that CRIU opens there what there is.
 KERNEL_MOUNTS = {"/proc", "/dev/pts", *MASKED, *VIEWS, *COVERED_VIEWS}
 PROC, DEVPTS, OVERLAY = 1, 6, 17  # fstype
-VIEW_KINDS = {2, 5, 12, 20}  # likewise: sysfs, tmpfs, control groups of v1 and of v2
+VIEW_KINDS = {2, 5, 12, 23}  # likewise: sysfs, tmpfs, control groups of v1 and of v2
 MOUNT_FLAGS = 1 | 2 | 4 | 8 | 1024 | 2048 | (1 << 21)  # ro, nosuid, nodev, noexec, noatime, nodiratime, relatime
 
 

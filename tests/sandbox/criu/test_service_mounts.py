@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from sandbox.criu import image_files
+from sandbox.criu.gate import file_rules
 from sandbox.criu.gate.file_rules import check_mounts
 from sandbox.criu.gate.gate import look_up
 from sandbox.criu.gate.images import CriuImages, GateLookups, ImageRefused
 from sandbox.descriptors import closing
 
-PROC, SYSFS, DEVPTS, OVERLAY, CGROUP = 1, 2, 6, 17, 20
+PROC, SYSFS, DEVPTS, OVERLAY, CGROUP = 1, 2, 6, 17, 23
 #: Mount point -> file system, root, parent, key.
 PLAIN: dict[str, tuple[int, str, str, str]] = {
     "/": (OVERLAY, "/", "", ""),
@@ -41,6 +42,15 @@ SERVICE: dict[str, tuple[int, str, str, str]] = {
     "/services/db/given": (0, "/", "/services/db", "pagurus-mount-0"),
 }
 Mounts = dict[str, tuple[int, str, str, str]]
+
+
+def test_kinds_have_the_numbers_of_criu() -> None:
+    kinds = image_files.messages()
+    assert (PROC, DEVPTS, OVERLAY) == (file_rules.PROC, file_rules.DEVPTS, file_rules.OVERLAY)
+    assert (kinds.PROC, kinds.SYSFS, kinds.DEVPTS, kinds.OVERLAYFS, kinds.CGROUP2) == (
+        PROC, SYSFS, DEVPTS, OVERLAY, CGROUP,
+    )  # fmt: skip
+    assert {kinds.SYSFS, kinds.TMPFS, kinds.CGROUP, kinds.CGROUP2} == file_rules.VIEW_KINDS
 
 
 def check(mounts: Mounts) -> GateLookups:
