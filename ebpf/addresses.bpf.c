@@ -80,7 +80,7 @@ static __always_inline bool is_service(const struct service_address *service, __
 static __always_inline __u32 destination(const struct service_address *service, __u32 address, __u16 port)
 {
     if (!address || is_own_host(address)) {
-        if (service->gateway && port == service->gateway && address == 0x7f000001) return address;
+        if (address == 0x7f000001 && port && (port == service->gateway || port == service->engine)) return address;
         return service->own;
     }
     if (is_service(service, address)) return service->reaches >> (address - service->first) & 1 ? address : 0;
@@ -160,7 +160,7 @@ int bind6(struct bpf_sock_addr *ctx)
     return ALLOW;
 }
 
-/* Where a port of the loopback address leads that a service publishes, for who is in none; NULL: to itself. */
+/* Where a port of the loopback address leads that a service publishes; NULL: to itself. */
 static __always_inline struct published_place *publisher(__u32 address, __u16 port)
 {
     struct published_port key = {.cgroup = bpf_get_current_cgroup_id(), .port = port};
@@ -175,15 +175,18 @@ SEC("cgroup/connect4")
 int connect4(struct bpf_sock_addr *ctx)
 {
     struct service_address *service = caller();
+    struct published_place *place = NULL;
+    __u32 address = bpf_ntohl(FIELD(user_ip4));
+    if (!service || service->engine) place = publisher(address, bpf_ntohs(FIELD(user_port)));
+    if (place) {
+        address = place->address;
+        FIELD(user_port) = bpf_htons(place->port);
+    }
     if (!service) {
-        struct published_place *place = publisher(bpf_ntohl(FIELD(user_ip4)), bpf_ntohs(FIELD(user_port)));
-        if (place) {
-            FIELD(user_ip4) = bpf_htonl(place->address);
-            FIELD(user_port) = bpf_htons(place->port);
-        }
+        FIELD(user_ip4) = bpf_htonl(address);
         return ALLOW;
     }
-    __u32 address = destination(service, bpf_ntohl(FIELD(user_ip4)), bpf_ntohs(FIELD(user_port)));
+    if (!place) address = destination(service, address, bpf_ntohs(FIELD(user_port)));
     if (!address) return REFUSE;
     if (is_service(service, address)) { /* refused where the program has bound it already */
         struct sockaddr_in own = {.sin_family = AF_INET, .sin_addr.s_addr = bpf_htonl(service->own)};
@@ -197,18 +200,17 @@ SEC("cgroup/connect6")
 int connect6(struct bpf_sock_addr *ctx)
 {
     struct service_address *service = caller();
+    struct published_place *place = NULL;
     __u32 asked, address;
-    if (!service) {
-        struct published_place *place = NULL;
-        if (as_ipv4(ctx, &asked) && !only_ipv6(ctx)) place = publisher(asked, bpf_ntohs(FIELD(user_port)));
-        if (place) {
-            set_mapped(ctx, place->address);
-            FIELD(user_port) = bpf_htons(place->port);
-        }
-        return ALLOW;
+    bool local = as_ipv4(ctx, &asked);
+    if (local && (!service || service->engine) && !only_ipv6(ctx)) place = publisher(asked, bpf_ntohs(FIELD(user_port)));
+    if (place) {
+        set_mapped(ctx, place->address);
+        FIELD(user_port) = bpf_htons(place->port);
     }
-    if (!as_ipv4(ctx, &asked)) return service->outside ? ALLOW : REFUSE;
-    address = destination(service, asked, bpf_ntohs(FIELD(user_port)));
+    if (!service) return ALLOW;
+    if (!local) return service->outside ? ALLOW : REFUSE;
+    address = place ? place->address : destination(service, asked, bpf_ntohs(FIELD(user_port)));
     if (!address) return REFUSE;
     if (is_service(service, address)) {
         struct sockaddr_in6 own = {.sin6_family = AF_INET6};

@@ -12,9 +12,10 @@ struct service_address {
     unsigned int reaches;   /* bit N: it may reach the Nth service */
     unsigned int outside;   /* whether it may reach what is not the sandbox's own */
     unsigned int gateway;   /* a port of 127.0.0.1 that is the host's, or 0 */
+    unsigned int engine;    /* another one; where it is, what containers publish is found at 127.0.0.1 too */
 };
 
-/* A port by whose number at 127.0.0.1 the programs outside of all services find that of a service. */
+/* A port by whose number at 127.0.0.1 programs find that of a service: those outside of all services, and those of one with an engine. */
 struct published_port {
     unsigned long long cgroup;
     unsigned int port;

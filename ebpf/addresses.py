@@ -30,12 +30,13 @@ class ServiceAddress:
     reaches: int  # bit N: the Nth service of the sandbox
     outside: bool  # whether it may reach what is not the sandbox's own
     gateway: int = 0  # a port of 127.0.0.1 that is the host's
+    engine: int = 0  # another one; with it, published ports are found at 127.0.0.1 too
 
 
 class _Entry(ctypes.Structure):
     _fields_ = [
         ("cgroup", ctypes.c_uint64),
-        *((name, ctypes.c_uint32) for name in ("own", "first", "reaches", "outside", "gateway")),
+        *((name, ctypes.c_uint32) for name in ("own", "first", "reaches", "outside", "gateway", "engine")),
     ]
 
 
@@ -69,7 +70,7 @@ class Addresses:
     def announce(self, services: Mapping[int, ServiceAddress]) -> None:
         """Say which service has its root in which mount, by the number of the mount."""
         for number, one in services.items():
-            entry = _Entry(one.cgroup, one.own, one.first, one.reaches, int(one.outside), one.gateway)
+            entry = _Entry(one.cgroup, one.own, one.first, one.reaches, int(one.outside), one.gateway, one.engine)
             libbpf.put(self._map, number, entry)
 
     def forget(self, mounts: Iterable[int]) -> None:
@@ -78,7 +79,8 @@ class Addresses:
             libbpf.delete(self._map, number)
 
     def publish(self, cgroup: int, ports: Mapping[int, tuple[int, int]]) -> None:
-        """Have ports of 127.0.0.1 lead to an address and a port of a service, for programs that are in none."""
+        """Have ports of 127.0.0.1 lead to an address and a port of a service, for programs that are in none, or in one
+        with an engine."""
         for port, (address, target) in ports.items():
             libbpf.put(self._published, _PublishedPort(cgroup, port, 0), _PublishedPlace(address, target))
 

@@ -71,7 +71,7 @@ async def _create(engine: Engine, call: Call) -> web.StreamResponse:
     if name in engine.composition.services:
         raise Conflict(f'The container name "/{name}" is already in use', hint="remove it, or choose another one")
     image = await asyncio.to_thread(engine.image, body.image)
-    requested = bodies.service(body, name)
+    requested = engine.connected(bodies.service(body, name))
     compositions.need_values(name, requested)
     made = msgspec.structs.replace(
         compositions.completed(name, requested, image), container=secrets.token_hex(32), created_at=time.time()

@@ -10,12 +10,14 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from daemon.docker import bodies, shown
 from daemon.turns.added import NONE
 from sandbox.errors import ImageNotFound, NotFound
 from sandbox.image import reference
 from sandbox.image.store import BUILT
-from sandbox.messages import Composition
+from sandbox.messages import Composition, Service
 
 if TYPE_CHECKING:
     from daemon.docker.build import Builds
@@ -82,6 +84,16 @@ class Engine:
         if not matches or len(said) < 3:
             raise NotFound(f"network {said[:80]} not found", hint="docker network ls lists them")
         return matches[0]
+
+    def connected(self, requested: Service) -> Service:
+        """A container as it is requested, in the networks of the main service if it names none: the two find one
+        another by name."""
+        composition, networks = self.composition, dict(requested.networks)
+        if not composition.main or bodies.BRIDGE not in networks:
+            return requested
+        aliases = networks.pop(bodies.BRIDGE)
+        own = {network: aliases for network in composition.services[composition.main].networks}
+        return msgspec.structs.replace(requested, networks={**own, **networks})
 
     def remember(self, prepared: PreparedExec) -> None:
         self.execs[prepared.number] = prepared

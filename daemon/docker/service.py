@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from daemon.catalogue import SandboxRow
@@ -17,8 +18,9 @@ from daemon.docker.build import Builds
 from daemon.docker.engine import Engine
 from daemon.docker.paths import ROUTES, Call, json_answer, refusal
 from daemon.gateway.listener import InsideListeners
+from daemon.network.addresses import ENGINE_PORT as PORT
 from sandbox.errors import Closed, PagurusError
-from sandbox.messages import SandboxState
+from sandbox.messages import Composition, SandboxState
 
 if TYPE_CHECKING:
     from daemon.host.host import Host
@@ -26,10 +28,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.docker")
 
-PORT = 2375  # Docker's own
 _CALLS = (archives, containers, events, objects)  # they register theirs
 NAME = "docker"  # by which shims keep the socket
 ENVIRONMENT = {"DOCKER_HOST": f"tcp://127.0.0.1:{PORT}", "DOCKER_BUILDKIT": "0"}
+
+
+def for_main(composition: Composition) -> Composition:
+    """A composition whose main service, if it has one, finds the engine: no other one does. Pure."""
+    if (main := composition.services.get(composition.main)) is None:
+        return composition
+    said = msgspec.structs.replace(main, env={**ENVIRONMENT, **main.env})
+    return msgspec.structs.replace(composition, services={**composition.services, composition.main: said})
 
 
 class DockerService:
@@ -51,6 +60,8 @@ class DockerService:
         """Raises Conflict where something of the sandbox has the port."""
         if row.docker:
             row.env = {**ENVIRONMENT, **row.env}
+            if row.composition is not None:
+                row.composition = for_main(row.composition)
             await self._inside.attach(row.id, PORT, container)
 
     async def detach(self, row: SandboxRow, container: Container) -> None:

@@ -188,8 +188,6 @@ class Host:
             raise Invalid("this host is alone: no other one could hold a copy", hint="add it to a cluster")
         create.need_sense(request, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         if request.composition is not None:
-            if request.docker:  # each service has a loopback address of its own, where the Engine API is not
-                raise Invalid("a sandbox of services serves no Engine API", hint="leave `docker` out, or the services")
             request = await asyncio.to_thread(self._composed, request, request.composition)
         image = await asyncio.to_thread(self.images.resolve, request.image)
         template = create.template(request, image, await mounts.admitted(request.mounts, self.private), login=login)

@@ -21,6 +21,7 @@ from sandbox.messages import Composition
 if TYPE_CHECKING:
     from sandbox.container.container import Container
 
+ENGINE_PORT = 2375  # of Docker's Engine API at 127.0.0.1, in a sandbox with `docker`
 _MOUNT = re.compile(rb"^(\d+) \d+ \S+ \S+ (\S+) ", re.M)
 
 
@@ -33,6 +34,7 @@ class ServiceAddresses:
         self._announced: dict[str, tuple[int, ...]] = {}  # mounts of services, by sandbox
         self._published: dict[str, tuple[int, tuple[int, ...]]] = {}  # number of its group, and ports, by sandbox
         self._gateways: dict[str, int] = {}  # ports, by sandbox
+        self._engines: dict[str, int] = {}  # likewise
 
     async def open(self, rows: Sequence[SandboxRow]) -> None:
         """Nothing is left of a former daemon but what is attached."""
@@ -54,6 +56,7 @@ class ServiceAddresses:
                 except OSError as error:
                     raise _unsupported(row, error) from error
         self._gateways[row.id] = 0 if row.gateway is None else row.gateway.port
+        self._engines[row.id] = ENGINE_PORT if row.docker else 0
         if container.init_pid is not None:
             self.announce(container)
         try:
@@ -70,7 +73,11 @@ class ServiceAddresses:
             mounts = {place.decode("utf-8", "replace"): int(number) for number, place in _MOUNT.findall(table.read())}
         entries = {
             mounts[services.root(name)]: kernel_entry(
-                composition, name, container.cgroup.id, self._gateways.get(sandbox, 0)
+                composition,
+                name,
+                container.cgroup.id,
+                self._gateways.get(sandbox, 0),
+                self._engines.get(sandbox, 0) if name == composition.main else 0,
             )
             for name in composition.services
             if services.root(name) in mounts
@@ -98,18 +105,21 @@ class ServiceAddresses:
         """The group goes with the sandbox; so do the mounts."""
         self.forget(row.id)
         self._gateways.pop(row.id, None)
+        self._engines.pop(row.id, None)
 
 
 def published_places(composition: Composition) -> dict[int, tuple[int, int]]:
-    """Published ports, and the address and port of a service behind each. Pure."""
+    """Published ports, and the address and port of a service behind each, for programs outside of all services, or for
+    those of a main service, which are to find those of containers that were added. Pure."""
     return {
         one.published: (int(IPv4Address(services.address(composition, name))), one.target)
         for name, service in composition.services.items()
+        if service.container or not composition.main
         for one in service.ports
     }
 
 
-def kernel_entry(composition: Composition, name: str, cgroup: int, gateway: int) -> ServiceAddress:
+def kernel_entry(composition: Composition, name: str, cgroup: int, gateway: int, engine: int = 0) -> ServiceAddress:
     """What the kernel is to know of a service. Pure."""
     reached = services.reaches(composition, name)
     return ServiceAddress(
@@ -119,6 +129,7 @@ def kernel_entry(composition: Composition, name: str, cgroup: int, gateway: int)
         reaches=sum(1 << services.slot(composition, other) for other in reached),
         outside=services.goes_outside(composition, name),
         gateway=gateway,
+        engine=engine,
     )
 
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from daemon.catalogue import put_sandbox
+from daemon.turns.place import located
+from daemon.turns.place import place as place_of
 from sandbox.container import services
 from sandbox.container.cgroup import parse_bytes
 from sandbox.container.identity import name_services
@@ -240,7 +242,7 @@ class AddedServices:
             request = CopyRequest(sources=["/"], target=services.root(name))
             copy_into(source, TargetTree(root, base), request, limit=limit)
             _like(source, "/", root, services.root(name), base)
-            service = _resolved(root, service, services.root(name))
+            service = self._resolved(root, service, services.root(name))
             if (pair := services.overlap(service)) is not None:
                 raise Invalid(f"what is mounted at {pair[0]} and {pair[1]} overlaps", hint="use other directories")
             for volume in service.volumes:
@@ -254,6 +256,39 @@ class AddedServices:
             outer, place = services.mount_point(service, target)
             self._make_place(inside.below(outer) if outer else own, sources[target], place)
         return service
+
+    def _resolved(self, root: int, service: Service, below: str) -> Service:
+        """A service with its places as they are once the links of its own root, and of the tree in which directories
+        are named, are followed: that of the main service, or of the sandbox."""
+        row, inside = self._live.row, self._live.container.inside
+        with opened(root, below, os.O_PATH | os.O_DIRECTORY, resolve=NO_LINKS) as own:
+
+            def source(path: str) -> str:
+                above, inner = located(row, place_of(row, None), path)
+                tree = inside.below(above) if above else inside
+                try:  # what the host mounts in the sandbox is refused with EXDEV
+                    with tree.opened() as top:
+                        return posixpath.join("/", above, canonical(top, inner))
+                except OSError as error:
+                    raise Invalid(
+                        f"{path} is no part of the sandbox's file tree", hint="mount another directory"
+                    ) from error
+
+            def inner(target: str) -> str:
+                path = posixpath.join("/", canonical(own, target, missing=True))
+                if path in (*services.SHARED, "/"):
+                    raise Invalid(f"nothing can be mounted at {path}", hint="use another directory")
+                return path
+
+            return msgspec.structs.replace(
+                service,
+                volumes=[msgspec.structs.replace(one, target=inner(one.target)) for one in service.volumes],
+                tmpfs=[inner(target) for target in service.tmpfs],
+                trees=[
+                    msgspec.structs.replace(one, source=source(one.source), target=inner(one.target))
+                    for one in service.trees
+                ],
+            )
 
     def _make_volume(self, root: int, source: int, volume: Volume, limit: int) -> None:
         """A new volume has what the image has where it is mounted, as in Docker."""
@@ -270,6 +305,8 @@ class AddedServices:
         """Where a part of the sandbox's tree is mounted: a file for a file."""
         base = self._live.row.uid_base
         inside = self._live.container.inside
+        if (owner := services.owner(f"{source}/")) is not None:  # its root is a mount
+            inside, source = inside.below(services.root(owner)), source.removeprefix(services.root(owner)) or "/"
         if source == "/" or files.status(inside, base, source).kind == "directory":
             _need_directory(own, base, target)
             return
@@ -285,35 +322,6 @@ def _need_directory(own: SandboxRoot, base: int, path: str) -> None:
         files.entries(own, base, path)
         return
     files.make_directory(own, base, path)
-
-
-def _resolved(root: int, service: Service, top: str) -> Service:
-    """A service with its places as they are once the links of its own root and of the sandbox are followed."""
-    with opened(root, top, os.O_PATH | os.O_DIRECTORY, resolve=NO_LINKS) as own:
-
-        def source(path: str) -> str:
-            try:  # what the host mounts in the sandbox is refused with EXDEV
-                return posixpath.join("/", canonical(root, path))
-            except OSError as error:
-                raise Invalid(
-                    f"{path} is no part of the sandbox's file tree", hint="mount another directory"
-                ) from error
-
-        def inner(target: str) -> str:
-            path = posixpath.join("/", canonical(own, target, missing=True))
-            if path in (*services.SHARED, "/"):
-                raise Invalid(f"nothing can be mounted at {path}", hint="use another directory")
-            return path
-
-        return msgspec.structs.replace(
-            service,
-            volumes=[msgspec.structs.replace(one, target=inner(one.target)) for one in service.volumes],
-            tmpfs=[inner(target) for target in service.tmpfs],
-            trees=[
-                msgspec.structs.replace(one, source=source(one.source), target=inner(one.target))
-                for one in service.trees
-            ],
-        )
 
 
 def _like(source: int, path: str, root: int, place: str, base: int) -> None:

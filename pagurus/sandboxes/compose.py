@@ -52,6 +52,7 @@ def up(
     label: Annotated[
         list[str] | None, typer.Option("--label", "-l", help="May be repeated.", metavar="NAME=VALUE")
     ] = None,
+    docker: Annotated[bool, typer.Option("--docker", help="The main service may use docker, within it.")] = False,
     network: net.Mode = None,
     allow: net.Allow = None,
     credential: net.CredentialNames = None,
@@ -71,6 +72,7 @@ def up(
         "build": build,
         "pull": pull,
         "copy_binds": copy_binds,
+        "docker": docker,
         "labels": pairs(label, "--label"),
         "network": net.policy(network, allow, credential) or Network.none(),
         "up": False,

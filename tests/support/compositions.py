@@ -96,8 +96,11 @@ class ComposedSandbox:
 
 
 @contextlib.asynccontextmanager
-async def composed(host: Client, composition: Composition, **limits: object) -> AsyncIterator[ComposedSandbox]:
-    request = CreateRequest(image="", composition=composition, limits=Limits(**limits))  # type: ignore[arg-type]
+async def composed(
+    host: Client, composition: Composition, *, docker: bool = False, **limits: object
+) -> AsyncIterator[ComposedSandbox]:
+    own = Limits(**limits)  # type: ignore[arg-type]
+    request = CreateRequest(image="", composition=composition, limits=own, docker=docker)
     info = await host.call("POST", "/v1/sandboxes", SandboxInfo, request, keyed=True)
     sandbox = ComposedSandbox(host, info.id)
     try:

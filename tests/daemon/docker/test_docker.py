@@ -17,7 +17,7 @@ from docker.errors import APIError, BuildError, ContainerError, ImageNotFound, N
 from daemon.docker.service import PORT
 from sandbox import Client, Sandbox
 from sandbox.errors import Invalid
-from sandbox.messages import Composition, CreateRequest, Limits, Mount, SandboxInfo, Service
+from sandbox.messages import Limits, Mount
 from tests.support.daemon_host import Daemon
 
 T = TypeVar("T")
@@ -434,13 +434,6 @@ async def test_who_plays_with_the_places_of_services_gets_nothing(sb: Sandbox, e
     assert (await asyncio.to_thread(web.exec_run, "true")).exit_code in (126, 127)
     await asyncio.to_thread(web.remove, force=True)
     assert (await sb.exec("ls -d /proc/1")).exit_code == 0
-
-
-async def test_services_and_docker_are_no_pair(host: Client) -> None:
-    composition = Composition(services={"a": Service(image="debian", command=["sleep", "9"])}, main="a")
-    request = CreateRequest(image="", composition=composition, docker=True)
-    with pytest.raises(Invalid, match="no Engine API"):
-        await host.call("POST", "/v1/sandboxes", SandboxInfo, request, keyed=True)
 
 
 async def test_another_host_takes_them(host: Client, own: Daemon) -> None:
