@@ -14,7 +14,7 @@ CPU_PERIOD = 100_000  # microseconds
 
 def write(path: Path, value: str | int) -> None:
     """Set a value of a group."""
-    with closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as file:
+    with closing(os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)) as file:
         os.write(file, b"%s\n" % str(value).encode())
 
 
