@@ -34,6 +34,7 @@ from sandbox import durable
 from sandbox.errors import EngineFailed
 from trainer.batches.aside import PutAside
 from trainer.distributed.ranks import ALONE, Ranks
+from trainer.distributed.save_parts import SavePartsReader
 from trainer.distributed.shard import local
 from trainer.errors import TrainerFailed
 from trainer.models.scorer import Scorer
@@ -65,9 +66,10 @@ class ResumeState(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class ShardCarrier:
-    """Takes files to the host that keeps the saves."""
+    """Takes files to the host that keeps the saves, and parts of files from there."""
 
     upload: Callable[[Path], None]
+    part: Callable[[str, int, int], bytes]  # of a file of the save to continue from: its name, offset, bytes
     first: bool  # of the ranks on this host
 
 
@@ -138,7 +140,8 @@ class Saves:
             return None
         state = msgspec.json.decode((chosen / "state.json").read_bytes(), type=ResumeState)
         tensors = _tensors(learner)
-        dcp.load(tensors, checkpoint_id=str(chosen), no_dist=self.ranks.alone)
+        reader = None if self.carry is None else SavePartsReader(chosen, self.carry.part)
+        dcp.load(tensors, checkpoint_id=str(chosen), storage_reader=reader, no_dist=self.ranks.alone)
         set_state_dict(
             learner.scorer,
             learner.optimisers,

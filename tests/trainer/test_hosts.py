@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import time
-import urllib.error
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 from rollout.weights.export import put_together
 from rollout.weights.mirror import Mirror
@@ -27,7 +29,8 @@ from trainer.batches.sample import SampleLog
 from trainer.distributed.agent import own_address
 from trainer.distributed.head import TOKEN, HeadClient, LogEntry, entries
 from trainer.distributed.host_fleet import HostFleet
-from trainer.distributed.hosts import HostServer, Order, Signs
+from trainer.distributed.hosts import HostAnswer, HostServer, Order, Signs
+from trainer.distributed.save_parts import PART, SavePartsReader
 from trainer.errors import RankLost
 from trainer.resume import ResumeState
 from trainer.settings import MeshSettings
@@ -108,18 +111,24 @@ def test_a_host_gets_what_is_named_and_nothing_else(tmp_path: Path) -> None:
         url = f"http://{LOOPBACK}:{server.port}"
         client, other = HeadClient(url, SECRET), tmp_path / "other"
         other.mkdir()
-        assert client.put("/signs/h-1", Signs(start=0), Order).node == -1
+        first = client.put("/signs/h-1", Signs(start=0), HostAnswer)
+        assert first.order is not None and first.order.node == -1
         server.state.members = ["h-2", "h-1"]
-        assert client.get("/order/h-1", Order).node == 2
-        log.write(0, samples(0))
+        known = Signs(start=0, ordered=0, log=first.mark)
+        assert client.put("/signs/h-1", known, HostAnswer) == HostAnswer()  # after a while
         log.write_part(1, 0, samples(1)[:3])
-        listed = client.get("/log", list[LogEntry])
+        log.write(0, samples(0))
+        second = client.put("/signs/h-1", msgspec.structs.replace(known, ordered=-1), HostAnswer)
+        assert second.order is not None and second.order.node == 2
+        listed = second.log
+        assert listed is not None
         assert [entry.name for entry in listed] == ["part-000001-0000.zst", "batch-000000.zst"]
         for entry in listed:
             client.fetch("log", entry, other / entry.name)
         assert SampleLog(other).read(0) == samples(0)
         log.write(0, samples(5))  # the batch of a step is replaced
-        assert client.get("/log", list[LogEntry])[1].digest != listed[1].digest
+        third = client.put("/signs/h-1", msgspec.structs.replace(known, log=second.mark), HostAnswer).log
+        assert third is not None and third[1].digest != listed[1].digest
         with pytest.raises(EngineFailed, match="arrived damaged"):
             client.fetch("log", LogEntry("batch-000000.zst", "0" * 64), other / "x")
         assert not (other / "x").exists()
@@ -128,20 +137,47 @@ def test_a_host_gets_what_is_named_and_nothing_else(tmp_path: Path) -> None:
         shard = other / "__1_0.distcp"
         shard.write_bytes(b"shard")
         for wrong in ("/log/..%2fplan.json", "/model/..", "/save/.metadata", "/elsewhere/config.json"):
-            with pytest.raises(urllib.error.HTTPError):
-                client.get(wrong, bytes)
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(OSError, match="answered 4"):
+                client._exchange("GET", wrong, lambda response: response.read())
+        with pytest.raises(OSError, match="answered 404"):
             client.upload(shard)  # no save is under way
         (made.resume / ".new").mkdir(parents=True)
         client.upload(shard)
         assert (made.resume / ".new" / shard.name).read_bytes() == b"shard"
         metadata = other / ".metadata"
         metadata.write_bytes(b"")
-        with pytest.raises(urllib.error.HTTPError, match="400"):
+        with pytest.raises(OSError, match="answered 400"):
             client.upload(metadata)
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            HeadClient(url, "another token").get("/log", list[LogEntry])
+        kept = made.resume / "step-000001"
+        kept.mkdir()
+        (kept / shard.name).write_bytes(b"0123456789")
+        server.state.order = Order(start=2, plan=made, save=kept.name)
+        assert client.part(shard.name, 2, 3) == b"234"
+        with pytest.raises(OSError, match="answered 400"):
+            client.part(shard.name, 0, PART + 1)
+        with pytest.raises(OSError, match="answered 401"):
+            HeadClient(url, "another token").put("/signs/h-1", known, HostAnswer)
         assert own_address(url) == LOOPBACK
+        client.close()
+
+
+def test_a_rank_fetches_what_it_reads_of_a_save(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    state = {name: torch.randn(1 << 16) for name in ("a", "b", "c")}
+    dcp.save(state, checkpoint_id=there, no_dist=True)
+    here.mkdir()
+    (here / ".metadata").write_bytes((there / ".metadata").read_bytes())
+    asked: list[tuple[str, int, int]] = []
+
+    def part(name: str, offset: int, length: int) -> bytes:
+        asked.append((name, offset, length))
+        return (there / name).read_bytes()[offset : offset + length]
+
+    loaded = {"b": torch.zeros(1 << 16)}
+    dcp.load(loaded, storage_reader=SavePartsReader(here, part), no_dist=True)
+    assert torch.equal(loaded["b"], state["b"])
+    assert sum(length for _, _, length in asked) < 1.1 * 4 * (1 << 16)
+    assert sum((there / name).stat().st_size for name in {name for name, _, _ in asked}) > 12 * (1 << 16)
 
 
 def test_hosts_that_do_not_make_up_a_mesh_are_said(tmp_path: Path) -> None:

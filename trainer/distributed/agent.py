@@ -7,7 +7,7 @@ an earlier start lives when those of the next one begin, and none without this p
 
 ::
 
-    thread: [ signs ─▶ order ]   [ a new start? end ranks ─▶ model, save ─▶ torchrun │ else: new log entries ]  repeated
+    thread: [ signs ─▶ news ]   [ a new start? end ranks ─▶ model, save ─▶ torchrun │ else: new log entries ]  repeated
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rollout.engine.keep import die_with_parent
 from sandbox import private, structs
 from sandbox.errors import EngineFailed
 from trainer.distributed.head import TLS, TOKEN, HeadAddress, HeadClient, LogEntry, digest_of
-from trainer.distributed.hosts import Order, Signs
+from trainer.distributed.hosts import HostAnswer, Order, Signs
 from trainer.distributed.torchrun import NodePlace, Torchrun
 from trainer.distributed.watch import read
 from trainer.distributed.worker import Said, WorkPlan
 
-POLL_INTERVAL = 0.2  # seconds between signs
+POLL_INTERVAL = 0.1  # seconds between signs, which the head holds for a while
 RELAY_TIMEOUT = 120.0  # seconds for the server of weights to listen
 
 
@@ -52,6 +52,7 @@ class HostAgent:
         self.weights = ""
         self._start = -1
         self._order: Order | None = None  # the newest
+        self._listing: tuple[str, list[LogEntry]] = ("", [])  # of the head's log, with its mark
         self._lock = threading.Lock()  # of the ranks and their start
         self._stop = threading.Event()
         self._log: dict[str, str] = {}  # digests of what is in the local log
@@ -86,7 +87,10 @@ class HostAgent:
             self.relay.wait()
 
     def _send_signs(self) -> None:
-        self._order = self.client.put(f"/signs/{self.name}", self._signs(), Order)
+        answer = self.client.put(f"/signs/{self.name}", self._signs(), HostAnswer)
+        if answer.log is not None:
+            self._listing = answer.mark, answer.log
+        self._order = answer.order or self._order
 
     def _turn(self) -> None:
         order = self._order
@@ -97,13 +101,15 @@ class HostAgent:
 
     def _signs(self) -> Signs:
         with self._lock:
+            ordered = -1 if self._order is None else self._order.start
+            signs = Signs(start=self._start, ordered=ordered, log=self._listing[0], weights=self.weights)
             if self.torchrun is None:
-                return Signs(start=self._start, weights=self.weights)
+                return signs
             ended = self.torchrun.cause() if self.torchrun.poll() else ""
             results = self.directory / "results"
             said = [msgspec.json.decode(path.read_bytes(), type=Said) for path in results.glob("said-*.json")]
             beats = read(self.directory / "beats")
-            return Signs(start=self._start, beats=beats, said=said, ended=ended, weights=self.weights)
+            return msgspec.structs.replace(signs, beats=beats, said=said, ended=ended)
 
     def _begin(self, order: Order) -> None:
         """The ranks of another start, or none."""
@@ -146,7 +152,8 @@ class HostAgent:
                 shutil.rmtree(old, ignore_errors=True)
         plan.resume.mkdir(parents=True, exist_ok=True)
         if order.save:
-            self._fetch("save", order.save_files, plan.resume / order.save)
+            small = [entry for entry in order.save_files if not entry.name.endswith(".distcp")]
+            self._fetch("save", small, plan.resume / order.save)  # each rank fetches what it reads of the shards
         shutil.rmtree(directory / "log", ignore_errors=True)
         self._log.clear()
         self._mirror_log()
@@ -163,7 +170,7 @@ class HostAgent:
     def _mirror_log(self) -> None:
         log = self.directory / "log"
         log.mkdir(parents=True, exist_ok=True)
-        entries = self.client.get("/log", list[LogEntry])
+        _, entries = self._listing
         for name in self._log.keys() - {entry.name for entry in entries}:
             (log / name).unlink(missing_ok=True)
             del self._log[name]

@@ -5,10 +5,9 @@ that does not match; only the save that ranks write now can be written to, under
 
 ::
 
-    GET  /order/HOST           Order: which part of the trainer this host is, and since which start
-    PUT  /signs/HOST           Signs: of its ranks, several times a second; answered by the Order
-    GET  /log                  list[LogEntry]: batches and their parts
+    PUT  /signs/HOST           Signs: of its ranks; answered by a HostAnswer: at once where it has news, else in a while
     GET  /log|model|save/NAME  content
+    GET  /save/NAME/AT/BYTES   a part of it, with its hash
     PUT  /save/NAME            a rank's shard of the save under way
 """
 
@@ -27,9 +26,11 @@ from pathlib import Path
 
 import msgspec
 from aiohttp import web
+from blake3 import blake3
 
 from sandbox.errors import Invalid, NotFound, PagurusError, Unauthorized
-from trainer.distributed.head import BLOCK, LogEntry, digest_of
+from trainer.distributed.head import BLOCK, DIGEST, LogEntry, digest_of
+from trainer.distributed.save_parts import PART
 from trainer.distributed.watch import Beat
 from trainer.distributed.worker import Said, WorkPlan
 
@@ -39,6 +40,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|__\d+_\d+\.distcp|\.metadata")
 HOST = re.compile(r"[A-Za-z0-9.-]{1,64}")
 STATUS: dict[type[PagurusError], int] = {Invalid: 400, Unauthorized: 401, NotFound: 404}
 MAX_SIGNS = 1 << 22  # bytes of one; shards of saves are streamed
+HOLD = 0.5  # seconds for which signs wait for news
+LISTING_INTERVAL = 0.05  # seconds between two looks at the log
 HOST_SILENT = 5.0  # seconds without a word after which a host is lost
 
 
@@ -61,10 +64,20 @@ class Signs(msgspec.Struct, kw_only=True, frozen=True):
     """host -> head."""
 
     start: int
+    ordered: int = -1  # start of the newest order that it has
+    log: str = ""  # mark of the listing of the log that it has
     beats: list[Beat] = []
     said: list[Said] = []
     ended: str = ""  # how its ranks ended, where they have
     weights: str = ""  # address of the server of what its ranks publish
+
+
+class HostAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """head -> host: what changed since its last signs."""
+
+    order: Order | None = None
+    log: list[LogEntry] | None = None  # batches and their parts
+    mark: str = ""  # of this listing
 
 
 @dataclass
@@ -111,6 +124,9 @@ class HostServer:
         self.state = HeadState(Order(start=start, plan=plan))
         self.port = port
         self._digests: dict[tuple[str, int, int], str] = {}  # by name, inode and time of change
+        self._newest: tuple[str, list[LogEntry]] = ("", [])
+        self._listed_at = -LISTING_INTERVAL
+        self._listed = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="trainer hosts", daemon=True)
         self._ready = threading.Event()
@@ -141,10 +157,9 @@ class HostServer:
         self._stop = asyncio.Event()
         application = web.Application(middlewares=[self._gate], client_max_size=MAX_SIGNS)
         routes = [
-            web.get("/order/{host}", self._order),
             web.put("/signs/{host}", self._signs),
-            web.get("/log", self._log),
             web.get("/{area:log|model|save}/{name}", self._content),
+            web.get("/save/{name}/{at:[0-9]{1,18}}/{length:[0-9]{1,9}}", self._part),
             web.put("/save/{name}", self._shard),
         ]
         application.add_routes(routes)
@@ -166,9 +181,6 @@ class HostServer:
             status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 503)
             return web.Response(status=status, text=error.message)
 
-    async def _order(self, request: web.Request) -> web.Response:
-        return _packed(self.state.order_of(_matching(HOST, request.match_info["host"])))
-
     async def _signs(self, request: web.Request) -> web.Response:
         name = _matching(HOST, request.match_info["host"])
         try:
@@ -176,10 +188,30 @@ class HostServer:
         except msgspec.MsgspecError as error:
             raise Invalid(f"that is no sign: {error}", hint="run the same version on all hosts") from None
         self.state.hosts[name] = TrainerHost(name, time.monotonic(), signs)
-        return _packed(self.state.order_of(name))
+        for _ in range(round(HOLD / LISTING_INTERVAL)):
+            if (answer := await self._news(name, signs)) != HostAnswer():
+                break
+            await asyncio.sleep(LISTING_INTERVAL)
+        return _packed(answer)
 
-    async def _log(self, _: web.Request) -> web.Response:
-        return _packed(await asyncio.to_thread(self._entries))
+    async def _news(self, host: str, signs: Signs) -> HostAnswer:
+        """A listing is not older than the order that it comes with."""
+        order = self.state.order_of(host)
+        ordered = order.start != signs.ordered
+        mark, listed = await self._listing(fresh=ordered)
+        unchanged = mark == signs.log
+        return HostAnswer(
+            order=order if ordered else None, log=None if unchanged else listed, mark="" if unchanged else mark
+        )
+
+    async def _listing(self, *, fresh: bool) -> tuple[str, list[LogEntry]]:
+        """Of the log; not `fresh`: one of `LISTING_INTERVAL` ago will do."""
+        async with self._listed:
+            if fresh or time.monotonic() - self._listed_at >= LISTING_INTERVAL:
+                self._listed_at = time.monotonic()
+                entries = await asyncio.to_thread(self._entries)
+                self._newest = blake3(msgspec.msgpack.encode(entries)).hexdigest(), entries
+        return self._newest
 
     def _entries(self) -> list[LogEntry]:
         """Batches are listed first, and come last: a host that has a batch has all that came before it."""
@@ -199,13 +231,31 @@ class HostServer:
         return result
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
-        name = _matching(NAME, request.match_info["name"])
+        return web.FileResponse(self._file(request.match_info["area"], request.match_info["name"]))
+
+    def _file(self, area: str, name: str) -> Path:
+        _matching(NAME, name)
         saves = self.plan.resume / (self.state.order.save or "none")
         areas = {"log": Path(self.plan.directory, "log"), "model": Path(self.plan.model), "save": saves}
-        path = areas[request.match_info["area"]] / name
+        path = areas[area] / name
         if not path.is_file():
             raise NotFound(f"there is no {name}", hint="ask for what an order or the log names")
-        return web.FileResponse(path)
+        return path
+
+    async def _part(self, request: web.Request) -> web.Response:
+        path = self._file("save", request.match_info["name"])
+        at, length = int(request.match_info["at"]), int(request.match_info["length"])
+        if length > PART:
+            raise Invalid(f"{length} bytes are more than {PART} of one request", hint="ask for less at once")
+
+        def read() -> tuple[bytes, str]:
+            with path.open("rb") as file:
+                file.seek(at)
+                content = file.read(length)
+            return content, blake3(content).hexdigest()
+
+        content, digest = await asyncio.to_thread(read)
+        return web.Response(body=content, headers={DIGEST: digest})
 
     async def _shard(self, request: web.Request) -> web.Response:
         name = _matching(SHARD, request.match_info["name"])

@@ -345,7 +345,8 @@ def _carrier() -> ShardCarrier | None:
     head = os.environ.get(HEAD)
     if not head:
         return None
-    return ShardCarrier(HeadClient.of_environment(head).upload, first=_first())
+    client = HeadClient.of_environment(head)
+    return ShardCarrier(client.upload, client.part, first=_first())
 
 
 def main(argv: list[str]) -> int:
