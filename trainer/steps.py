@@ -250,6 +250,8 @@ class DistributedSteps:
             self.fleet.give(samples, state)
             stats = self._tried(samples, state)
             self._step, self._parts = state.step, 0
+            if slow := self.fleet.slow():
+                self.report(slow)
             return stats
 
     def _tried(self, samples: list[Sample], state: ResumeState) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rollout.engine.embedded.model import save_model
 from tests.support.small_model import model
 from tests.trainer.test_learner import samples
 from trainer.distributed.launch import Fleet
-from trainer.distributed.watch import Beat, Heart, judge, read
+from trainer.distributed.watch import MIN_SIGNS, Beat, Heart, WaitCount, judge, read
 from trainer.distributed.worker import RankWorker, WorkPlan
 from trainer.errors import RankLost
 from trainer.settings import ObjectiveSettings, OptimiserSettings
@@ -173,3 +173,38 @@ def test_a_heart_goes_on_while_its_rank_is_busy(tmp_path: Path) -> None:
         second = read(tmp_path)[0]
     assert (second.rank, second.phase, second.progress, second.since) == (3, "forward", 1, first.since)
     assert second.at > first.at
+
+
+@pytest.mark.parametrize(
+    ("periods", "phase", "slow"),
+    [
+        ((2, 2, 0), "step 3", 2),  # two wait in every other sign, one never
+        ((2, 2, 2), "step 3", None),
+        ((1, 1, 1), "step 3", None),  # the link is slow, no rank
+        ((2, 2, 0), "wait for batch 3", None),
+    ],
+)
+def test_a_slow_rank_is_the_one_that_hardly_waits(periods: tuple[int, ...], phase: str, slow: int | None) -> None:
+    count = WaitCount()
+    for number in range(MIN_SIGNS):
+        assert count.slow() is None
+        for _ in range(2):  # a sign that is read twice is one
+            count.note(
+                [
+                    Beat(rank, 1, 0.5 * number, 1, phase, 0.0, waits=bool(period) and number % period == 0)
+                    for rank, period in enumerate(periods)
+                ]
+            )
+    found = count.slow()
+    assert (None if found is None else found.rank) == slow
+    if found is not None:
+        assert (found.waits, found.others) == (0.0, 0.5)
+        assert count.slow() is None  # it is said once
+
+
+def test_a_slow_rank_is_said_with_its_host(tmp_path: Path) -> None:
+    fleet = Fleet(plan(tmp_path, "many"), ranks=2)
+    assert fleet.slow() == ""
+    for number in range(MIN_SIGNS):
+        fleet.waits.note([Beat(rank, 1, 0.5 * number, 1, "step 1", 0.0, waits=rank == 0) for rank in range(2)])
+    assert fleet.slow() == ("rank 1 is slow: it waits for others in 0% of the time of steps, they in 100% at least")

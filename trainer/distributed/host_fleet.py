@@ -245,6 +245,10 @@ class HostFleet(Fleet):
             result += shifted
         return result
 
+    def place_of(self, rank: int) -> str:
+        node = rank // self.ranks
+        return f" on host {self.server.state.members[node - 1]}" if node else " on the trainer's host"
+
     def _check_silence(self) -> None:
         """What fails on other hosts when one is gone is no news."""
         for name in self.server.state.members:

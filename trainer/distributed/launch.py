@@ -22,7 +22,7 @@ import torch
 from sandbox.errors import Invalid
 from trainer.batches.sample import Probe, Sample, SampleLog
 from trainer.distributed.torchrun import KILL_TIMEOUT, Torchrun, has_ended
-from trainer.distributed.watch import Beat, judge, read
+from trainer.distributed.watch import Beat, WaitCount, judge, read
 from trainer.distributed.worker import ProbeAnswer, Result, Said, WorkPlan
 from trainer.errors import RankLost, SampleFailed, TrainerFailed
 from trainer.replay import StateLog
@@ -43,6 +43,7 @@ class Fleet:
         self.states = StateLog(self.directory / "log")
         self.torchrun = Torchrun(plan, ranks=ranks)
         self._probes = 0
+        self.waits = WaitCount()
 
     def __enter__(self) -> Fleet:
         self.start()
@@ -129,7 +130,9 @@ class Fleet:
             raise RankLost(
                 cause, hint=f"see {self.directory / 'ranks.log'}; start again to continue from the last save"
             )
-        lost = judge(self.beats(), time.time(), silent=self.silent, stuck=self.stuck)
+        beats = self.beats()
+        self.waits.note(beats)
+        lost = judge(beats, time.time(), silent=self.silent, stuck=self.stuck)
         if lost and code is None:
             if any(has_ended(beat.process) for beat in read(self.directory / "beats")):
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -139,6 +142,21 @@ class Fleet:
             self.stop()
             self._raise_said()
             raise RankLost("; ".join(item.reason for item in lost), hint="start again to continue from the last save")
+
+    def slow(self) -> str:
+        """Which rank the others wait for, in words; nothing where none is slow."""
+        result = self.waits.slow()
+        if result is None:
+            return ""
+        place = self.place_of(result.rank)
+        return (
+            f"rank {result.rank}{place} is slow: it waits for others in {result.waits:.0%} of the time of steps, they in "
+            f"{result.others:.0%} at least"
+        )
+
+    def place_of(self, rank: int) -> str:
+        """On which host, where there are several."""
+        return ""
 
     def beats(self) -> list[Beat]:
         """The newest sign of each rank."""

@@ -23,6 +23,8 @@ from rollout.engine.adopted import RoleRecord, hold, started
 from sandbox import durable
 
 INTERVAL = 0.5  # seconds between signs
+MIN_SIGNS, MAX_SIGNS = 20, 200  # of each rank in steps, by which a slow one is judged
+SLOW = 0.4  # of the time: by so much less does a slow rank wait than all others
 COLLECTIVES = os.path.join("torch", "distributed")  # code in which a rank waits for the others
 ORPHANED = 76  # exit status of a rank whose owner has ended
 
@@ -43,6 +45,15 @@ class Beat(msgspec.Struct, frozen=True):
     @property
     def process(self) -> RoleRecord:
         return RoleRecord(name=f"rank-{self.rank}", pid=self.pid, started=self.started, at=self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank that others wait for. Shares of the time of steps in which it waits, and all others at least."""
+
+    rank: int
+    waits: float
+    others: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,34 @@ def judge(beats: Sequence[Beat], now: float, *, silent: float, stuck: float) -> 
         for beat in guilty
         for at in [f", at {beat.where}" if beat.where else ""]
     ]
+
+
+class WaitCount:
+    """How often ranks were seen waiting for others in a step. Who hardly waits while the others do is slow."""
+
+    def __init__(self) -> None:
+        self._signs: dict[int, list[bool]] = {}  # of each rank, its newest signs
+        self._last: dict[int, float] = {}
+
+    def note(self, beats: Sequence[Beat]) -> None:
+        for beat in beats:
+            at = round(beat.at, 1)  # another host's clock is known about so well
+            if beat.phase.startswith("step ") and self._last.get(beat.rank) != at:
+                self._last[beat.rank] = at
+                self._signs.setdefault(beat.rank, []).append(beat.waits)
+                del self._signs[beat.rank][:-MAX_SIGNS]
+
+    def slow(self) -> SlowRank | None:
+        """The rank that the others wait for, if there is one. Then counting begins again."""
+        if len(self._signs) < 2 or any(len(signs) < MIN_SIGNS for signs in self._signs.values()):
+            return None
+        shares = {rank: sum(signs) / len(signs) for rank, signs in self._signs.items()}
+        rank = min(shares, key=lambda item: shares[item])
+        others = min(share for item, share in shares.items() if item != rank)
+        if others - shares[rank] < SLOW:
+            return None
+        self._signs.clear()
+        return SlowRank(rank, shares[rank], others)
 
 
 class Heart:
