@@ -120,6 +120,14 @@ def return_freed_memory() -> bool:
     return mallopt is not None and bool(mallopt(M_MMAP_THRESHOLD, MAPPED))
 
 
+def trim_memory() -> None:
+    """What was freed in small blocks goes back to the system too. After a step and its save this was 0.5 GB of a rank
+    of 67 million weights, which held 1.6 times its tensors with it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def _ticks() -> tuple[int, int]:
     """Ticks of all cores since the start: all of them, and the idle ones."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]

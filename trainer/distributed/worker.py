@@ -46,7 +46,7 @@ from trainer.distributed.shard import shard
 from trainer.distributed.watch import Heart
 from trainer.isolate import FAILURES, probed
 from trainer.learner import Learner
-from trainer.machine import return_freed_memory
+from trainer.machine import return_freed_memory, trim_memory
 from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
@@ -300,6 +300,7 @@ class RankWorker:
     def _report(self, *, saved: bool, stats: dict[str, Any]) -> None:
         """Publishes the weights of this step, and says so."""
         ref = self.weights.wait()
+        trim_memory()  # before the wait for a batch
         if self.ranks.rank != 0:
             return
         result = Result(step=self.step, saved=saved, stats=stats, weights=ref, publication=self.weights.seconds)
