@@ -17,7 +17,8 @@ trainer
 
 - `hosts` (`--hosts 3`, alone): ranks on hosts of their own, network namespaces behind links of 1 Gbit/s: how far the
   weights are from one rank's, what a killed host costs, bytes that a version moves over those that changed, and what a
-  rank holds (PSS) over its shard, which is 18 bytes of each of its weights (`--model 135m`; the default is small).
+  rank holds (PSS) over its shard, which is 18 bytes of each of its
+  weights, 6 after loading alone (`--steps 0`) (`--model 135m`, `1b`; the default is small).
 
 What it does not cover: GPUs.
 """
@@ -79,7 +80,11 @@ SMOL = ModelConfig(  # as SmolLM2-135M
     vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
     num_key_value_heads=3, head_dim=64, max_position_embeddings=2048,
 )  # fmt: skip
-SIZES = {"least": ModelConfig(vocab_size=300), "small": CONFIG, "135m": SMOL}
+LLAMA = ModelConfig(  # of a billion weights
+    vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32,
+    num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
+)  # fmt: skip
+SIZES = {"least": ModelConfig(vocab_size=300), "small": CONFIG, "135m": SMOL, "1b": LLAMA}
 SERVED = CHECKOUT / "examples" / "fix_the_service" / "start"
 BUDGET = 2048
 LITTLE = 64  # tokens of a micro-batch that needs less memory than a save
@@ -339,15 +344,12 @@ def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]
         fleet.stop()
 
 
-def several_hosts(count: int, model: str, rate: str) -> dict[str, Any]:
+def several_hosts(count: int, model: str, rate: str, steps: int) -> dict[str, Any]:
     """What a rank holds is compared with a rank of the smallest model, which is all but torch itself."""
     trainer_hosts.need_tools()
 
     def measured(config: ModelConfig) -> dict[str, Any]:
-        batches = [
-            make_samples(step, groups=3, longest=64, vocabulary=config.vocab_size)
-            for step in range(trainer_hosts.STEPS)
-        ]
+        batches = [make_samples(step, groups=3, longest=64, vocabulary=config.vocab_size) for step in range(steps)]
         return trainer_hosts.measure(config, count, batches, budget=256, rate=rate)
 
     least = measured(SIZES["least"])
@@ -364,6 +366,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hosts", type=int, help="measure a trainer on so many hosts instead")
     parser.add_argument("--model", choices=SIZES, default="small", help="of the hosts' trainer")
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        choices=(0, 1, 2, 3, trainer_hosts.STEPS),
+        default=trainer_hosts.STEPS,
+        help="of the hosts' trainer; fewer: without a kill and a comparison; 0: memory after loading alone",
+    )
     parser.add_argument("--only", choices=PARTS, help="one part, not all of them")
     parser.add_argument("--keep-freed", action="store_true", help="leave the C library as it is: what that saves")
     parser.add_argument("--only-memory", type=int, metavar="BUDGET", help=argparse.SUPPRESS)
@@ -375,7 +384,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(measure_memory(options.only_memory)))
         return 0
     if options.hosts:
-        command.show(several_hosts(options.hosts, options.model, options.rate), options)
+        command.show(several_hosts(options.hosts, options.model, options.rate, options.steps), options)
         return 0
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "efficiency": lambda: efficiency(options.rounds),

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from bench.harness import aftermath
 from rollout.engine.embedded.model import ModelConfig, Qwen3, save_model
@@ -42,9 +43,11 @@ from trainer.settings import OptimiserSettings
 PREFIX = "10.96.77"
 PORT, WEIGHTS_PORT = 7010, 7011
 RANKS, STEPS, KILLED_IN = 2, 5, 3  # ranks of a host; the step in which a host is killed, counted from 0
+READ = 2  # the version that is read, and the step after which memory is looked at; of a shorter run its last one
 TIMEOUT = 900.0  # seconds for anything, on a machine that may be very busy
 SECRET = "bench"
 SHARD = 18  # bytes of a trained weight: fp32 weight, gradient, two moments, the published copy in bf16
+LOADED = 6  # of one that has taken no step: fp32 weight, the published copy
 
 
 class TrainerHostsCase(msgspec.Struct, kw_only=True):
@@ -142,7 +145,8 @@ def _ip(*words: str) -> None:
 
 
 def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, budget: int, rate: str) -> dict[str, Any]:
-    """One run on these hosts, of which the last is killed, against one rank."""
+    """One run on these hosts with a batch a step. One of `STEPS` has its last host killed and is compared with one
+    rank's."""
     with aftermath.TemporaryDirectory("pagurus-hosts-") as place, Namespaces(hosts, rate) as spaces:
         directory = Path(place)
         base = directory / "base"
@@ -152,7 +156,8 @@ def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, bud
         parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
         settings = OptimiserSettings(budget=budget, rate=1e-6)
-        made = WorkPlan(model=str(base), directory=str(directory / "host-0"), steps=STEPS, settings=settings)
+        steps = max(1, len(batches))  # without a batch: ranks load, and wait for one
+        made = WorkPlan(model=str(base), directory=str(directory / "host-0"), steps=steps, settings=settings)
         case = directory / "case.json"
         case.write_bytes(msgspec.json.encode(TrainerHostsCase(plan=made, hosts=hosts, batches=batches)))
         driver = spaces.run(
@@ -165,28 +170,23 @@ def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, bud
         served = ["-m", "rollout.weights.relay", "--directory", str(made.published), "--host", spaces.address(0)]
         made.published.mkdir(parents=True)
         spaces.run(0, [*served, "--port", str(WEIGHTS_PORT)], directory / "relay.log")
-        result = _followed(spaces, driver, directory / "driver.log", directory / "mirror", parameters)
-        one = _alone(base, directory / "alone", batches, settings)
-    difference = max(
-        float((left - result["weights"][name]).norm() / left.norm()) for name, left in one["weights"].items()
-    )
-    del result["weights"]
-    changes = one["publications"][result.pop("read_step")]
-    return {
-        "hosts": hosts,
-        "ranks": hosts * RANKS,
-        "parameters": parameters,
-        "difference_to_one_rank": difference,
-        "changed_bytes": changes,
-        "published_to_changed": round(result["read_bytes"] / changes, 3),
-        "link_to_changed": round(result["link_bytes"] / changes, 3),
-        **result,
-    }
+        result = _followed(spaces, driver, directory / "driver.log", directory / "mirror")
+        weights = result.pop("weights")
+        if len(batches) == STEPS:
+            one = _alone(base, directory / "alone", batches, settings)
+            result["difference_to_one_rank"] = max(
+                float((left - weights[name]).norm() / left.norm()) for name, left in one.items()
+            )
+    if changes := result.get("changed_bytes"):
+        result |= {
+            "published_to_changed": round(result["read_bytes"] / changes, 3),
+            "link_to_changed": round(result["link_bytes"] / changes, 3),
+        }
+    result["shard_bytes"] = (SHARD if batches else LOADED) * parameters // (RANKS * hosts)
+    return {"hosts": hosts, "ranks": hosts * RANKS, "parameters": parameters, **result}
 
 
-def _followed(
-    spaces: Namespaces, driver: subprocess.Popen[bytes], log: Path, mirror: Path, parameters: int
-) -> dict[str, Any]:
+def _followed(spaces: Namespaces, driver: subprocess.Popen[bytes], log: Path, mirror: Path) -> dict[str, Any]:
     """What the driver says, and what is done to its hosts."""
     result: dict[str, Any] = {}
     assert driver.stdout is not None
@@ -196,30 +196,30 @@ def _followed(
         if event["event"] == "given" and event["step"] == KILLED_IN and "killed" not in result:
             result["killed"] = spaces.count - 1
             spaces.kill(spaces.count - 1)
-        elif event["event"] == "taken" and event["step"] in (KILLED_IN - 1, KILLED_IN):
-            if event["step"] == KILLED_IN - 1:
-                result |= {"rank_pss": _pss(spaces), "shard_bytes": SHARD * parameters // (RANKS * spaces.count)}
-                result |= asyncio.run(_read(spaces, event["sources"], mirror))
-                (Path(event["directory"]) / "go").touch()
+        elif event["event"] == "look":
+            result["rank_pss"] = _pss(spaces)
+            if event["step"]:
+                result |= {"changed_bytes": event["changed"]}
+                result |= asyncio.run(_read(spaces, event["sources"], mirror, event["step"]))
+            (Path(event["directory"]) / "go").touch()
         elif event["event"] == "lost":
             result |= {"named": event["reason"], "lost_steps": event["step"] - event["saved"]}
         elif event["event"] == "end":
-            result |= {"weights": weights_of(Path(event["save"])), "recovery_s": event["recovery_s"]}
-            result["step_s"] = event["step_s"]
+            result |= {"weights": weights_of(Path(event["save"])) if event["save"] else {}, **event["took"]}
     if driver.wait() != 0 or "weights" not in result:
         raise RuntimeError(f"host 0 ended: {log.read_text()[-2000:]}")
     return result
 
 
-async def _read(spaces: Namespaces, sources: str, mirror: Path) -> dict[str, Any]:
-    """As an engine reads the last version, which has the one before; bytes of content, and of the links."""
+async def _read(spaces: Namespaces, sources: str, mirror: Path, version: int) -> dict[str, Any]:
+    """As an engine reads this version, which has the one before; bytes of content, and of the links."""
     puller = Puller(source_of(sources, token=SECRET), Mirror(mirror), name="reader")
-    await puller.pull(KILLED_IN - 2)
+    await puller.pull(version - 1)
     before = spaces.moved()
-    pulled = await puller.pull(KILLED_IN - 1)
+    pulled = await puller.pull(version)
     moved = spaces.moved() - before
     await puller.close()
-    return {"read_step": KILLED_IN - 1, "read_bytes": pulled.spent.bytes, "link_bytes": moved}
+    return {"read_bytes": pulled.spent.bytes, "link_bytes": moved}
 
 
 def _pss(spaces: Namespaces) -> list[int]:
@@ -237,22 +237,15 @@ def _pss(spaces: Namespaces) -> list[int]:
     return result
 
 
-def _alone(base: Path, directory: Path, batches: list[list[Sample]], settings: OptimiserSettings) -> dict[str, Any]:
-    """The same steps on one rank, in this process."""
+def _alone(base: Path, directory: Path, batches: list[list[Sample]], settings: OptimiserSettings) -> dict[str, Tensor]:
+    """The weights after the same steps on one rank, in this process."""
     torch.set_num_threads(1)
     made = WorkPlan(model=str(base), directory=str(directory), steps=STEPS, settings=settings)
     log = SampleLog(directory / "log")
     for step, batch in enumerate(batches):
         log.write(step, batch)
     RankWorker(made).run()
-    results = [
-        msgspec.json.decode((directory / "results" / f"step-{step:06d}.json").read_bytes(), type=Result)
-        for step in range(STEPS + 1)
-    ]
-    return {
-        "weights": weights_of(made.resume / f"step-{STEPS:06d}"),
-        "publications": [result.publication.bytes for result in results],
-    }
+    return weights_of(made.resume / f"step-{STEPS:06d}")
 
 
 def main(path: str) -> None:
@@ -260,20 +253,29 @@ def main(path: str) -> None:
     case = msgspec.json.decode(Path(path).read_bytes(), type=TrainerHostsCase)
     address = f"{PREFIX}.1"
     fleet = HostFleet(
-        case.plan, ranks=RANKS, hosts=case.hosts, address=address, token=SECRET, port=PORT, join_timeout=TIMEOUT
+        case.plan,
+        ranks=RANKS,
+        hosts=case.hosts,
+        address=address,
+        token=SECRET,
+        port=PORT,
+        join_timeout=TIMEOUT,
+        silent=TIMEOUT,
+        stuck=TIMEOUT,
     )
-    go = fleet.directory / "go"
     seconds: list[float] = []
     lost_at = recovery = 0.0
     with fleet:
-        fleet.wait(0)
+        first = fleet.wait(0)
+        if not case.batches:
+            _look(fleet, first, address)
         for step, batch in enumerate(case.batches):
             began = time.monotonic()
             fleet.give(batch, ResumeState(step=step + 1, version=step + 1))
             _say("given", step=step)
             while True:
                 try:
-                    fleet.wait(step + 1)
+                    result = fleet.wait(step + 1)
                     break
                 except RankLost as lost:
                     lost_at = time.monotonic()
@@ -283,13 +285,23 @@ def main(path: str) -> None:
                     fleet.start()
             seconds.append(time.monotonic() - began)
             recovery = time.monotonic() - lost_at if lost_at and not recovery else recovery
-            sources = ",".join([f"http://{address}:{WEIGHTS_PORT}", *fleet.sources.split(",")[1:]])
-            _say("taken", step=step + 1, sources=sources, directory=str(fleet.directory))
-            while step + 1 == KILLED_IN - 1 and not go.exists():
-                fleet.check()
-                time.sleep(0.05)
+            _say("taken", step=step + 1)
+            if step + 1 == min(READ, len(case.batches)):
+                _look(fleet, result, address)
         save = case.plan.resume / f"step-{STEPS:06d}"
-        _say("end", save=str(save), recovery_s=round(recovery, 2), step_s=round(sorted(seconds)[len(seconds) // 2], 2))
+        took = {"step_s": round(sorted(seconds)[len(seconds) // 2], 2)} if seconds else {}
+        took |= {"recovery_s": round(recovery, 2)} if recovery else {}
+        _say("end", save=str(save) if save.exists() else "", took=took)
+
+
+def _look(fleet: HostFleet, result: Result, address: str) -> None:
+    """While ranks wait for a batch: has the bench look at them, and read what they published."""
+    sources = ",".join([f"http://{address}:{WEIGHTS_PORT}", *fleet.sources.split(",")[1:]])
+    what = {"changed": result.publication.bytes, "sources": sources, "directory": str(fleet.directory)}
+    _say("look", step=result.step, **what)
+    while not (fleet.directory / "go").exists():
+        fleet.check()
+        time.sleep(0.05)
 
 
 def _say(event: str, **what: object) -> None:
