@@ -150,8 +150,8 @@ class Fleet:
             return ""
         place = self.place_of(result.rank)
         return (
-            f"rank {result.rank}{place} is slow: it waits for others in {result.waits:.0%} of the time of steps, they in "
-            f"{result.others:.0%} at least"
+            f"rank {result.rank}{place} is slow: it waits for others in {result.waits:.0%} of the time of steps, "
+            f"they in {result.others:.0%} at least"
         )
 
     def place_of(self, rank: int) -> str:
