@@ -36,10 +36,9 @@ from trainer.isolate import FAILURES, TRIES, explained, few, find
 from trainer.learner import streams
 from trainer.models import verify
 from trainer.models.load import Lora
-from trainer.publication import ModelPublisher
 from trainer.replay import Replay, SaveInterval, StateLog
 from trainer.resume import ResumeState, Saves
-from trainer.weights import Seconds
+from trainer.weights import ModelPublisher, Seconds
 
 T = TypeVar("T")
 MAX_LOSSES = 3  # of ranks in a row, without a step in between

@@ -1,4 +1,5 @@
-"""`Publisher`: what this rank holds of the model, as the next version of the weights.
+"""`Publisher`: what this rank holds of the model, as the next version of the weights; `ModelPublisher`: with the files
+that make an engine's directory of them.
 
 Guarantee: no rank holds or writes another one's shard, and what several hold is written once. A version is visible when
 every rank's part of it is on disk and `wait` was called, and not before; weights that are no numbers are never
@@ -11,19 +12,22 @@ published; encoding runs in a thread, on a copy: the trainer may save and step d
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from rollout.weights.adapter import CONFIG
 from rollout.weights.codec import Positions, Words, changed, encode_changes, encode_complete, pays
 from rollout.weights.layout import WORDS, Box, Layout, LayoutSegment, TensorSpec, cut, rows_box
 from rollout.weights.store import VersionStore
@@ -32,6 +36,7 @@ from sandbox.errors import Invalid
 from trainer.distributed.blocks import box
 from trainer.distributed.ranks import ALONE, Ranks
 from trainer.distributed.shard import local
+from trainer.models.load import Lora, published
 
 T = TypeVar("T")
 DTYPES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
@@ -354,6 +359,64 @@ class Publisher:
         reported = [what]
         dist.broadcast_object_list(reported, group=self._group)
         return reported[0]
+
+
+class ModelPublisher:
+    """``publisher.start(3)``, work, ``publisher.wait()``. All ranks call the same; the shards of each are its own."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        directory: Path,
+        *,
+        base: Path,
+        lora: Lora | None = None,
+        keep: int = 0,
+        ranks: Ranks = ALONE,
+        apart: bool = False,
+        first: bool = True,
+    ):
+        """`directory` of versions, of which `keep` stay (0: all). `base`: what training began with. `apart`: each host
+        has a directory of its own."""
+        self.model, self.base, self.lora = model, base, lora
+        self.publisher = Publisher(
+            VersionStore(directory), keep=keep or sys.maxsize, ranks=ranks, apart=apart, first=first
+        )
+        self._resumed = False
+        self._first = 0
+
+    def begin(self, step: int, last: int) -> None:
+        """Training continues after `step`, and takes those up to `last` again: what is published of them stays."""
+        self._first = self.publisher.first(step, last)
+
+    def start(self, version: int) -> None:
+        """Begins to make this version. The first time: unless a process before this one has published these very
+        weights; versions above, of steps that were lost, are withdrawn."""
+        if version < self._first:
+            return
+        tensors, files = published(self.model), self._files()
+        if not self._resumed:
+            self._resumed = True
+            if self.publisher.resume(tensors, version=version, files=files):
+                return
+        self.publisher.start(version, tensors, files)
+
+    def wait(self) -> VersionRef | None:
+        """Makes the version that was started visible; None if it was not needed."""
+        return self.publisher.wait()
+
+    @property
+    def seconds(self) -> Seconds:
+        return self.publisher.seconds
+
+    def close(self) -> None:
+        self.publisher.close()
+
+    def _files(self) -> dict[str, bytes]:
+        if self.lora is not None:
+            return {CONFIG: self.lora.file(self.base, self.model)}
+        paths = [path for path in self.base.iterdir() if path.is_file() and ".safetensors" not in path.name]
+        return {path.name: path.read_bytes() for path in paths}
 
 
 def picked_out(new: Tensor, old: Tensor) -> tuple[Positions, Words]:

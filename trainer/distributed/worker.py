@@ -51,11 +51,10 @@ from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
 from trainer.objectives import Objective, build
-from trainer.publication import ModelPublisher
 from trainer.replay import Replay, SaveInterval, StateLog
 from trainer.resume import ResumeState, Saves, ShardCarrier
 from trainer.settings import MeshSettings, ObjectiveSettings, OptimiserSettings
-from trainer.weights import Seconds
+from trainer.weights import ModelPublisher, Seconds
 
 POLL = 0.05  # seconds between looks for the next batch
 
