@@ -165,6 +165,7 @@ FRESH = {
     "daemon.e2b.templates": "archives as they came, under their hashes, and links to them",
     "daemon.doctor": "its own attempts",
     "examples.fit": "weights",
+    "coordinator.jobs.trainer_host": "the state of a trainer's ranks",
     "pagurus.training.serve": "the state of an engine",
     "pagurus.training.weights": "weights",
     "rollout.played": "the state of a daemon",
