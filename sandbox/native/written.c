@@ -51,6 +51,7 @@ struct pm_scan_arg {
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, struct pm_scan_arg)
 enum { IS_WPALLOWED = 1 << 0, IS_WRITTEN = 1 << 1, IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4 };
 enum { WP_MATCHING = 1 << 0 };
+enum { PAGE_SIZE = 4096, SWAPPED_BIT = 62, SWAP_TYPES = 31, MARKER = 31 }; /* of /proc/PID/pagemap; swapops.h */
 enum { FLAGS = 64, MAX_DESCRIPTOR = 64 };
 #define OUR_MASK (IS_WPALLOWED | IS_WRITTEN | IS_PRESENT)
 
@@ -303,11 +304,28 @@ __attribute__((visibility("default"))) int openat64(int directory, const char *p
 
 /* ------------------------------------------------------------------ pages */
 
+/* Whether there are no pages in a region, only entries that say what they were: in a mapping of a file the kernel notes
+ * so that a page was protected when it lets go of it, and reports it as swapped. The file still has the page. */
+static bool is_empty(int fd, const struct page_region *region) {
+    static uint64_t entries[512];
+    uint64_t page = region->start / PAGE_SIZE, end = region->end / PAGE_SIZE;
+    while (page < end) {
+        uint64_t left = end - page, count = left < 512 ? left : 512;
+        if (pread(fd, entries, count * sizeof *entries, (off_t)(page * sizeof *entries)) != (ssize_t)(count * sizeof *entries))
+            return false;
+        for (uint64_t i = 0; i < count; i++)
+            if ((entries[i] >> SWAPPED_BIT & 1) == 0 || (entries[i] & SWAP_TYPES) != MARKER) return false;
+        page += count;
+    }
+    return true;
+}
+
 /* Those regions that CRIU is to have, in place; returns how many. */
-static long sift(pid_t pid, struct page_region *regions, long count, uint64_t asked, bool skip) {
+static long sift(int fd, pid_t pid, struct page_region *regions, long count, uint64_t asked, bool skip) {
     long kept = 0;
     for (long i = 0; i < count; i++) {
         struct page_region one = regions[i];
+        if ((one.categories & (IS_PRESENT | IS_SWAPPED)) == IS_SWAPPED && is_empty(fd, &one)) continue;
         bool unwritten = (one.categories & OUR_MASK) == (IS_WPALLOWED | IS_PRESENT);
         if (skip && unwritten && answer(pid, UNWRITTEN, one.start, one.end)) continue;
         one.categories &= asked;
@@ -344,12 +362,12 @@ static void remember(pid_t pid, uint64_t start, uint64_t end) {
 static long scan(int fd, struct pm_scan_arg *asked, uint32_t what) {
     pid_t pid = owner(fd);
     struct pm_scan_arg wide = *asked;
-    wide.return_mask |= OUR_MASK;
+    wide.return_mask |= OUR_MASK | IS_SWAPPED;
     long count = syscall(SYS_ioctl, fd, PAGEMAP_SCAN_CALL, &wide);
     if (count < 0) return count;
     if (what & PROTECT) remember(pid, asked->start, wide.walk_end);
     struct page_region *regions = (struct page_region *)(uintptr_t)wide.vec;
-    count = sift(pid, regions, count, asked->return_mask, what & SKIP);
+    count = sift(fd, pid, regions, count, asked->return_mask, what & SKIP);
     fflush(answers);
     asked->walk_end = wide.walk_end;
     return count;

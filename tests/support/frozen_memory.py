@@ -44,8 +44,10 @@ def _pages(pid: int) -> dict[int, bytes]:
             start, end = (int(item, 16) for item in span.split("-"))
             for first, last in _present(pagemap, start, end):
                 data = os.pread(memory, last - first, first)
-                for at in range(first, last, PAGE):
-                    result[at // PAGE] = data[at - first : at - first + PAGE]
+                entries = np.frombuffer(os.pread(pagemap, (last - first) // PAGE * 8, first // PAGE * 8), "<u8")
+                # A swapped page of type 31 is none: the kernel notes so that a page of a file was protected.
+                for index in np.flatnonzero(((entries >> 62) & 1 == 0) | (entries & 31 != 31)).tolist():
+                    result[first // PAGE + index] = data[index * PAGE : (index + 1) * PAGE]
     finally:
         os.close(memory)
         os.close(pagemap)

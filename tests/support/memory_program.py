@@ -44,7 +44,8 @@ acts = [
     lambda i, at: put(at, 3), lambda i, at: advise(at, 3 * P, 4), lambda i, at: replace(i), lambda i, at: away(i),
     lambda i, at: over(i), lambda i, at: shut(i), lambda i, at: (advise(loose, SIZE, 8), put(loose + (i % 60) * P, 1)),
     lambda i, at: put(huge + random.randrange(2000) * P, 2), lambda i, at: put(mapped + (i % 60) * P, 5),
-    lambda i, at: advise(mapped, SIZE, 4), lambda i, at: held.__setitem__(random.randrange(len(held)), 1),
+    lambda i, at: advise(mapped, SIZE, 4), lambda i, at: advise(mapped, SIZE, 21),
+    lambda i, at: held.__setitem__(random.randrange(len(held)), 1),
 ]
 child = 0
 def summed():

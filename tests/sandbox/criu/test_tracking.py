@@ -22,6 +22,7 @@ from sandbox.content.page_hashes import HashedPages, hash_pages
 from sandbox.criu import rewrite
 from sandbox.criu.carried import memory as carried
 from sandbox.criu.tracking import orders, precopy, tracker, userfault
+from sandbox.descriptors import closing
 from sandbox.libc import library
 from tests.support import frozen_memory
 from tests.support.checkpoint_programs import CHECK, python_program
@@ -139,6 +140,31 @@ async def test_memory_in_several_files_comes_back_whoever_writes_it(bench: Bench
     for verify in (False, True):
         await bench.kill_and_restore(sandbox, saved, saved.capture.dir, verify=verify)
         assert await shell(sandbox, CHECK) == "good\n"
+
+
+async def test_a_page_of_a_file_that_is_reclaimed_is_not_captured(bench: Bench) -> None:
+    """The kernel remembers of it that it was protected, in an entry that looks like that of a swapped page."""
+    sandbox = await bench.maker.create()
+    await shell(sandbox, HOLDER)
+    await bench.save(sandbox)
+    before = mapped_pages(await bench.save(sandbox))
+    reclaim_files(sandbox)
+    assert mapped_pages(await bench.save(sandbox)) == before
+
+
+def reclaim_files(sandbox: Container) -> None:
+    for pid in sandbox.tasks():
+        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        with closing(os.pidfd_open(pid)) as process:
+            for span in (line[0] for line in lines if line[-1].startswith("/usr")):
+                start, end = (int(part, 16) for part in span.split("-"))
+                vector = (ctypes.c_size_t * 2)(start, end - start)
+                library.syscall(440, process, vector, ctypes.c_ulong(1), 21, ctypes.c_ulong(0))  # MADV_PAGEOUT
+
+
+def mapped_pages(saved: Saved) -> int:
+    """How many pages of the largest process are in a capture."""
+    return max(len(item.pages) for item in layers.read(saved.capture.dir).values())
 
 
 async def test_what_a_restore_wrote_is_not_hashed_again(bench: Bench) -> None:
