@@ -69,19 +69,13 @@ def _processor(name: str) -> list[str]:
     """qemu with this accelerator and two processors.
 
     qemu 7.2 emulates AVX2 wrongly: ``numpy.argsort`` of 9 to 16 integers returns another order, and digests of files
-    that were whole read as damaged. With AVX apt's transports in Debian 12 end with SIGILL. A KVM inside a virtual machine may refuse the register of arch-capabilities.
+    that were whole read as damaged. With AVX apt's transports in Debian 12 end with SIGILL. A KVM inside a virtual
+    machine may refuse the register of arch-capabilities.
     """
     if name == "kvm":
         return ["qemu-system-x86_64", "-accel", "kvm", "-cpu", "max,arch-capabilities=off", "-smp", "2"]
-    return [
-        "qemu-system-x86_64",
-        "-accel",
-        f"{name},thread=multi,tb-size=512",
-        "-cpu",
-        "max,avx=off,avx2=off",
-        "-smp",
-        "2",
-    ]
+    accelerator = f"{name},thread=multi,tb-size=512"
+    return ["qemu-system-x86_64", "-accel", accelerator, "-cpu", "max,avx=off,avx2=off", "-smp", "2"]
 
 
 def watch_until_end(program: Program, timeout: float, watch: Callable[[], None]) -> None:
