@@ -116,9 +116,9 @@ async def test_no_other_service_reaches_the_engine(sb: ComposedSandbox) -> None:
 
 async def test_directories_are_those_of_the_main_service(sb: ComposedSandbox) -> None:
     await sb.says(
-        "mkdir -p /srv/given /work/deep; echo root > /srv/given/f; echo volume > /work/deep/f; ln -s /srv /to"
+        "mkdir -p /srv/given /data/deep; echo root > /srv/given/f; echo volume > /data/deep/f; ln -s /srv /to"
     )
-    binds = ["/to/given:/a", "/work/deep:/b"]
+    binds = ["/to/given:/a", "/data/deep:/b"]
     await run(sb, "extra", Service(image=IMAGE, command=IDLE), HostConfig={"Binds": binds})
     for said in ("back", "again"):
         assert await sb.says(f"cat /a/f /b/f; echo {said} > /a/g", "extra") == "root\nvolume"
