@@ -54,6 +54,7 @@ log = logging.getLogger("pagurus")
 TMPFS_MAGIC = 0x01021994
 TRACKED_SHARE = 4  # at most one part in so many of the file system is held for captures to come
 PAUSES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # seconds before a dump that a passing state failed is tried again
+MIN_RESUMED = 8 << 20  # bytes of a process; less is read by the next capture sooner than the process is stopped again
 LEAN = "-lean"  # suffix of images without the memory that is written after CRIU
 
 
@@ -492,9 +493,12 @@ class Checkpointer:
     @going_first()
     def _track(self, container: Container, fill: memory.Fill, hold: restoring.RestoreHold) -> None:
         """Have the next capture read only what is written from now on, of the memory that was written after CRIU."""
+        memories = [item for item in fill.memories if item.size >= MIN_RESUMED]
+        if not memories:
+            return
         tracker, numbers = self._tracker_of(container), amend.numbers(container)
         with inject.standing(container.tasks(), thaw=hold.seized, freeze=hold.hold) as held:
-            tracker.resume(fill.memories, numbers, held)
+            tracker.resume(memories, numbers, held)
         self._bound(tracker)
 
     async def _verify(

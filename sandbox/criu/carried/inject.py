@@ -48,19 +48,25 @@ class Standing:
 
     def __init__(self, threads: dict[int, list[int]]):
         self._threads = threads
+        self._instructions: dict[int, int] = {}  # where each process has one that makes a system call
 
     def call(self, pid: int, number: int, *arguments: int | None, data: bytes = b"") -> int:
         """Have a thread of the process `pid` make a system call; returns what the kernel returned, errors negative.
 
-        `data` lies in its memory during it: at the address that stands for an argument None.
+        `data` lies in its memory during it: at the address that stands for an argument None. Raises RestoreFailed when
+        the process is gone, or does not make the call.
         """
+        if pid not in self._threads:
+            raise RestoreFailed(f"process {pid} was killed", hint="restore it again")
         thread = self._threads[pid][0]
         with _memory(thread) as memory, _retained(thread, memory) as registers:
-            at = _capacity(pid, registers[_SP], len(data))
+            at = _capacity(pid, registers[_SP], len(data)) if data else 0
             before = _peek(memory, at, len(data))
             changed = list(registers)
             changed[_AX], changed[_ORIG_AX] = number, (1 << 64) - 1
-            changed[_IP] = _instruction(pid, memory)
+            if pid not in self._instructions:
+                self._instructions[pid] = _instruction(pid, memory)
+            changed[_IP] = self._instructions[pid]
             for register, value in zip((_DI, _SI, _DX, _R10, _R8, _R9), arguments, strict=False):
                 changed[register] = (at if value is None else value) & (1 << 64) - 1
             try:

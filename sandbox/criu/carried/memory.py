@@ -78,6 +78,11 @@ class ProcessMemory:
     pages: SpreadPages
     runs: list[PageRun]
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(run.size for run in self.runs)
+
     def layers(self) -> Layers:
         """Where these pages, and no others of the process, lie in the files of `pages`."""
         rows: list[tuple[int, int, int, int]] = []
