@@ -443,9 +443,11 @@ def pids_in(group: Path) -> list[int]:
 
 def oom_kills_in(group: Path) -> int:
     """Processes that the OOM killer has ended in a group of the controller of memory and in all below it."""
-    unified = group / "memory.events"  # it counts those below
-    files = [unified] if unified.exists() else [one / "memory.oom_control" for one in _tree(group)]
-    rests = [procfs.read_bytes(str(file)).partition(b"oom_kill ")[2] for file in files]
+    if hierarchy().pure:
+        files = [f"{group}/memory.events"]  # it counts those below
+    else:
+        files = [f"{one}/memory.oom_control" for one in _tree(group)]
+    rests = [procfs.read_bytes(file).partition(b"oom_kill ")[2] for file in files]
     return sum(int(rest.split(None, 1)[0]) for rest in rests if rest)
 
 
