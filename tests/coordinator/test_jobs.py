@@ -445,12 +445,12 @@ from coordinator import local
 from coordinator.jobs.tied import tie
 tie()
 begun = "import sys, time; open(sys.argv[1], 'w'); time.sleep(600)"
-local.supervise(Path(sys.argv[1]), {"trainer": [sys.executable, "-c", begun, sys.argv[1] + "/begun"]})
+local.supervise(Path(sys.argv[2]), {"trainer": [sys.executable, "-c", begun, sys.argv[2] + "/begun"]})
 """
 ACTOR = """
 import sys, time
 from coordinator.jobs import actor
-actor.BEGIN = (*actor.BEGIN[:-2], "-c", sys.argv[2])
+actor.BEGIN = (*actor.BEGIN[:-1], "-c", sys.argv[2])  # the module's name is its first word then
 actor.address = lambda: "127.0.0.1"
 made = actor.RunActor(sys.argv[1], "run", ["run"])
 while made._process is None:
