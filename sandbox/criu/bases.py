@@ -88,8 +88,13 @@ def _made(source: Path, directory: Path) -> RestoreBase:
     shutil.rmtree(directory, ignore_errors=True)  # of a try that failed
     complete, lean = directory / "complete", directory / "lean"
     spread = rewrite.copy(source, complete, later=True)
-    images = gate.of_directory(complete)
-    gate.checked(images)  # before anything else reads them
+    try:
+        images = gate.of_directory(complete)
+        gate.checked(images)  # before anything else reads them
+    except BaseException:
+        for pages in spread.values():
+            pages.close()
+        raise
     fill = memory.split(complete, lean, spread)
     files = {entry.name: Path(entry.path) for entry in os.scandir(complete)}
     if fill is not None:
