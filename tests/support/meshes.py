@@ -14,12 +14,13 @@ from torch.distributed.tensor import DTensor
 
 from trainer.batches.pack import PackedBatch, pack
 from trainer.batches.sample import Sample
+from trainer.distributed.blocks import load_scorer
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import PLANS
 from trainer.distributed.ranks import Ranks, leave, make_meshes
-from trainer.distributed.shard import norm_of, shard
+from trainer.distributed.shard import local, norm_of
 from trainer.models.balance import ROUTERS
-from trainer.models.load import configuration, load
+from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
 
 CPU = torch.device("cpu")
@@ -33,6 +34,7 @@ class MeshCase:
     ranks: int
     meshes: list[dict[str, int]]
     recompute: bool = False
+    lora: Lora | None = None
 
 
 def spawn(target: Callable[..., None], case: MeshCase, home: Path) -> None:
@@ -90,10 +92,22 @@ def compare(rank: int, case: MeshCase, rendezvous: str) -> None:
     leave()
 
 
+def spread_adapters(module: torch.nn.Module) -> None:
+    """Their second matrices begin with zeros, for which the first ones have no gradient."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if ".lora_B." in name:
+                local(parameter).fill_(0.1)
+
+
 def compare_model(directory: Path, case: MeshCase, ranks: Ranks) -> None:
     balance = configuration(directory)["model_type"] in ROUTERS
-    expected = Scorer(load(directory), balance=balance)
-    cut = shard(Scorer(load(directory), recompute=case.recompute, balance=balance), ranks)
+    torch.manual_seed(0)
+    expected = Scorer(load(directory, lora=case.lora), balance=balance)
+    torch.rand(1 + ranks.rank)  # what else has drawn by then changes no adapter
+    cut = load_scorer(directory, ranks, lora=case.lora, recompute=case.recompute, balance=balance)
+    for module in (expected, cut):
+        spread_adapters(module)
     total, scores = torch.zeros(()), {}
     for number in range(ranks.batches):
         scores[number], loss = loss_of(expected, micro_batch(number, expected.vocabulary))

@@ -1,6 +1,6 @@
-"""Which part of each tensor this rank holds, and how it reads that part alone from a model directory.
+"""Which part of each tensor this rank holds, and a model of which each rank reads that part alone.
 
-Guarantee: of a model that is made on the meta device and sharded before `fill`, no rank ever holds more than its shard.
+Guarantee: no rank ever holds more of a model than its shard, and what it reads of it at a time.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ import math
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rollout.engine.embedded.model import ModelConfig, Qwen3
 from rollout.weights.layout import Box
 from sandbox.errors import Invalid
-from trainer.distributed.shard import local
-
-Bounds = list[tuple[int, int]]  # of each dimension: from, to
+from trainer.distributed.ranks import Ranks
+from trainer.distributed.shard import local, shard
+from trainer.models.empty import EmptyModel
+from trainer.models.load import Lora, load
+from trainer.models.scorer import Scorer
+from trainer.models.weight_files import Bounds
 
 
 def bounds(tensor: Tensor) -> Bounds:
@@ -27,7 +28,7 @@ def bounds(tensor: Tensor) -> Bounds:
     The last dimension of a mesh (tensor, expert) was cut first, then that of FSDP2 in what was left; both as
     `torch.chunk` cuts.
     """
-    result = [(0, size) for size in tensor.shape]
+    result: list[tuple[int, int]] = [(0, size) for size in tensor.shape]
     if not isinstance(tensor, DTensor):
         return result
     mesh = tensor.device_mesh
@@ -55,28 +56,31 @@ def box(tensor: Tensor, words: int) -> Box:
     return top, bottom, columns[0] * width, columns[1] * width
 
 
-def ghost(directory: Path) -> Qwen3:
-    """The model of a directory of ours without its weights: no memory."""
-    with torch.device("meta"):
-        return Qwen3(ModelConfig.load(directory))
+def own_part(tensor: Tensor) -> tuple[Tensor, Bounds]:
+    """The memory of this rank's shard, and its place in the complete tensor."""
+    return local(tensor.detach()), bounds(tensor)
 
 
-def fill(model: Qwen3, directory: Path, device: torch.device) -> None:
-    """Reads this rank's shards of a model that `ghost` made. Every tensor must be there and nothing else may be."""
-    model.to_empty(device=device)
-    model.reset_positions()
-    with safe_open(directory / "model.safetensors", "pt") as file, torch.no_grad():
-        there = set(file.keys())
-        parameters = dict(model.named_parameters())
-        if model.config.tie_word_embeddings:
-            there.discard("lm_head.weight")
-        elif "lm_head.weight" not in there:
-            there.add("lm_head.weight")
-        if there != parameters.keys():
-            different = sorted(there ^ parameters.keys())
-            raise Invalid(f"{directory} has other weights than its config.json says: {different[0]}", hint="mend it")
-        names = set(file.keys())
-        for name, parameter in parameters.items():
-            source = file.get_slice(name if name in names else "model.embed_tokens.weight")
-            own = tuple(slice(first, last) for first, last in bounds(parameter))
-            local(parameter).copy_(source[own])
+def load_scorer(
+    directory: Path,
+    ranks: Ranks,
+    *,
+    lora: Lora | None = None,
+    packs: bool = True,
+    trained: bool = True,
+    offload: bool = False,
+    **options: bool,
+) -> Scorer:
+    """The model of a directory, spread over `ranks`, of which each reads its own shards alone. All ranks call it.
+
+    `options`: of the `Scorer`. Raises Invalid, NotFound.
+    """
+    empty = None if ranks.alone else EmptyModel(directory, lora=lora, packs=packs)
+    model = load(directory, lora=lora, packs=packs) if empty is None else empty.model
+    scorer = Scorer(model, packs=packs, **options)
+    if not trained:
+        scorer.requires_grad_(False)
+    shard(scorer, ranks, offload=offload)
+    if empty is not None:
+        empty.fill(scorer, torch.device("cpu") if offload else ranks.device, own_part)
+    return scorer

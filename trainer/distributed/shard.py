@@ -36,7 +36,7 @@ def shard(scorer: Scorer, ranks: Ranks, *, offload: bool = False) -> Scorer:
     meshes = ranks.meshes or make_meshes(ranks.device, layout)
     retained = CPUOffloadPolicy() if offload and ranks.device.type == "cuda" else OffloadPolicy()
     if ranks.device.type == "cuda" and not offload:
-        scorer.to(ranks.device)
+        scorer._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(ranks.device))  # type: ignore[no-untyped-call]
     if layout.tensor > 1:
         cut_matrices(scorer, meshes.dense["tensor"])
     if layout.context > 1:

@@ -37,17 +37,16 @@ from sandbox import durable, structs
 from sandbox.errors import Invalid, PagurusError
 from trainer.batches.aside import described
 from trainer.batches.sample import Probe, Sample, SampleLog
-from trainer.distributed.blocks import fill, ghost
+from trainer.distributed.blocks import load_scorer
 from trainer.distributed.head import HEAD, HeadClient
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
-from trainer.distributed.shard import shard
 from trainer.distributed.watch import Heart
 from trainer.isolate import FAILURES, probed
 from trainer.learner import Learner
 from trainer.machine import return_freed_memory, trim_memory
-from trainer.models.load import Lora, configuration, load
+from trainer.models.load import Lora, configuration
 from trainer.models.scorer import Scorer
 from trainer.models.verify import verify
 from trainer.objectives import Objective, build
@@ -142,26 +141,21 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
     objective = plan.chosen
     directory = Path(plan.model)
 
-    content = configuration(directory)
-    need_cuttable(content, ranks.layout or MeshLayout())
-    shardable = plan.packs and is_plain(content) and (directory / "model.safetensors").exists()
-    sparse = not ranks.alone and shardable and plan.lora is None  # each rank reads its shard alone
+    need_cuttable(configuration(directory), ranks.layout or MeshLayout())
 
     def scorer(lora: Lora | None, *, critic: bool, balance: bool = False) -> Scorer:
-        empty = ghost(directory) if sparse else None
-        made = Scorer(
-            empty or load(directory, lora=lora, packs=plan.packs),
+        return load_scorer(
+            directory,
+            ranks,
+            lora=lora,
+            packs=plan.packs,
+            offload=plan.offload,
             recompute=plan.recompute,
             critic=critic,
             bf16=plan.bf16,
-            packs=plan.packs,
             shares=plan.shares,
             balance=balance,
         )
-        spread = shard(made, ranks, offload=plan.offload)
-        if empty is not None:
-            fill(empty, directory, torch.device("cpu") if plan.offload else ranks.device)
-        return spread
 
     policy = scorer(plan.lora, critic=objective.value is not None, balance=objective.balance > 0)
     reference = None if objective.kl is None else scorer(None, critic=False)
@@ -176,13 +170,13 @@ def _teacher(plan: WorkPlan, vocabulary: int, ranks: Ranks) -> Scorer:
     content = configuration(where)
     need_cuttable(content, ranks.layout or MeshLayout())
     packs = True if is_plain(content) else verify(where).packs
-    made = Scorer(load(where, packs=packs), bf16=plan.bf16, packs=packs).requires_grad_(False)
+    made = load_scorer(where, ranks, packs=packs, trained=False, offload=plan.offload, bf16=plan.bf16)
     if made.vocabulary < vocabulary:
         raise Invalid(
             f"the teacher {where} has {made.vocabulary} tokens, the policy {vocabulary}",
             hint="name a teacher with the policy's tokenizer",
         )
-    return shard(made, ranks, offload=plan.offload)
+    return made
 
 
 class RankWorker:

@@ -9,9 +9,11 @@ the rest, with our attention in the place of its own.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +81,15 @@ def load(directory: Path, *, lora: Lora | None = None, packs: bool = True) -> nn
         model = _load_transformers(directory, packs=packs)
     if lora is not None:
         _adapt(model, lora)
+        adapters = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, values in drawn_adapters(model):
+                adapters[name].copy_(values)
+    return _ready(model, packs=packs)
+
+
+def _ready(model: nn.Module, *, packs: bool) -> nn.Module:
+    """In the mode in which it is trained."""
     if not packs:
         return model.eval()  # as it is evaluated: some families draw at random in training
     _without_chance(model)
@@ -120,39 +131,54 @@ def take(start: Path, base: Path) -> None:
     aside.rename(base)
 
 
-def empty(directory: Path, *, lora: Lora | None = None) -> nn.Module:
-    """The model of a directory without its weights: for estimates, under `trainer.estimate.ghostly`."""
+def empty(directory: Path, *, lora: Lora | None = None, packs: bool = True, meta: bool = False) -> nn.Module:
+    """The model of a directory without its weights: on the `meta` device, or made under `trainer.estimate.ghostly`."""
     content = configuration(directory)
-    if is_plain(content):
-        model: nn.Module = Qwen3(ModelConfig.load(directory))
+    place = torch.device("meta") if meta else nullcontext()
+    if packs and is_plain(content) and (directory / "model.safetensors").exists():
+        with place:
+            model: nn.Module = Qwen3(ModelConfig.load(directory))
     else:
-        from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import
+        from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM  # seconds to import
 
-        attention.register()
         existing = AutoConfig.from_pretrained(directory, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(existing, attn_implementation=attention.NAME, dtype=torch.float32)
+        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(existing), None)  # its module has constants, not of `place`
+        options = _attention(packs=packs)
+        with place:
+            model = AutoModelForCausalLM.from_config(existing, dtype=torch.float32, **options)
     if lora is not None:
-        _adapt(model, lora)
-    return model.train()
+        with place:
+            _adapt(model, lora)
+    return _ready(model, packs=packs)
 
 
 def _load_transformers(directory: Path, *, packs: bool) -> nn.Module:
     from transformers import AutoModelForCausalLM  # seconds to import
 
-    attention.register()
-    chosen = {"attn_implementation": attention.NAME} if packs else {}
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, local_files_only=True, **chosen
+            directory, dtype=torch.float32, local_files_only=True, **_attention(packs=packs)
         )
     except (OSError, ValueError, KeyError) as error:
         raise Invalid(f"transformers cannot load {directory}: {error}", hint="try it there first") from None
-    if packs and not getattr(model, "_supports_attention_backend", False):
+    if packs:
+        need_exchangeable(model)
+    return model
+
+
+def _attention(*, packs: bool) -> dict[str, str]:
+    """What transformers is to make a model with."""
+    attention.register()
+    return {"attn_implementation": attention.NAME} if packs else {}
+
+
+def need_exchangeable(model: nn.Module) -> None:
+    """Raises Invalid for a model of transformers that cannot run with our attention."""
+    if not getattr(model, "_supports_attention_backend", False):
         raise Invalid(
             f"{type(model).__name__} has attention of its own",
             hint="use a model whose attention transformers can exchange",
         )
-    return model
 
 
 def _adapt(model: nn.Module, lora: Lora) -> None:
@@ -168,6 +194,24 @@ def _adapt(model: nn.Module, lora: Lora) -> None:
         inject_adapter_in_model(chosen, model)
     except ValueError as error:
         raise Invalid(f"peft cannot adapt {type(model).__name__}: {error}", hint="train it without lora") from None
+
+
+def drawn_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Complete values that adapters begin with, by name: as `peft` draws them, but from a stream of their own. The seed
+    of the process alone decides it, so that ranks that hold parts of them agree with one that holds all."""
+    stream = torch.Generator().manual_seed(torch.initial_seed())
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            values = torch.empty(parameter.shape)
+            nn.init.kaiming_uniform_(values, a=math.sqrt(5), generator=stream)
+            yield name, values
+        elif ".lora_B." in name:
+            yield name, torch.zeros(parameter.shape)
+
+
+def plain_name(name: str) -> str:
+    """Of a weight in the model without adapters."""
+    return name.replace(".base_layer.", ".")
 
 
 def adaptable(model: nn.Module) -> list[str]:
@@ -206,7 +250,7 @@ def merged(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> dic
     """
     state = {name: tensor.detach() for name, tensor in (tensors or model.state_dict()).items()}
     layers = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    result = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if ".lora_" not in name}
+    result = {plain_name(name): tensor for name, tensor in state.items() if ".lora_" not in name}
     for name, module in layers.items():
         scaling: float = module.scaling["default"]
         down, up = (state[f"{name}.lora_{side}.default.weight"] for side in "AB")

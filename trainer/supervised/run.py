@@ -30,11 +30,11 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from sandbox import durable
 from sandbox.errors import Invalid
 from trainer.batches.sample import Sample
+from trainer.distributed.blocks import load_scorer
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
-from trainer.distributed.shard import complete, shard
+from trainer.distributed.shard import complete
 from trainer.errors import TrainerFailed
 from trainer.models.load import Lora, export, load, take
-from trainer.models.scorer import Scorer
 from trainer.models.verify import begin as verify_model
 from trainer.resume import ResumeState, Saves
 from trainer.supervised import data
@@ -72,12 +72,10 @@ class SupervisedRun:
         renderer = ChatRenderer.load(base, options=config.template)
         lora = Lora(rank=config.lora, alpha=2 * config.lora) if config.lora else None
         torch.manual_seed(config.seed)
-        model = load(base, lora=lora, packs=packs)
-        scorer = shard(Scorer(model, packs=packs, bf16=config.bf16, recompute=config.recompute), ranks)
+        scorer = load_scorer(base, ranks, lora=lora, packs=packs, bf16=config.bf16, recompute=config.recompute)
         reference = None
         if config.loss == "dpo":
-            still = Scorer(load(base, packs=packs), packs=packs, bf16=config.bf16).requires_grad_(False)
-            reference = shard(still, ranks)
+            reference = load_scorer(base, ranks, packs=packs, trained=False, bf16=config.bf16)
         self.learner = SupervisedLearner(
             scorer, config.optimiser, reference=reference, preference=config.preference, ranks=ranks
         )
