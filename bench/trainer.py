@@ -17,8 +17,9 @@ trainer
 
 - `hosts` (`--hosts 3`, alone): ranks on hosts of their own, network namespaces behind links of 1 Gbit/s: how far the
   weights are from one rank's, what a killed host costs, bytes that a version moves over those that changed, and what a
-  rank holds (PSS) over its shard, which is 18 bytes of each of its
-  weights, 6 after loading alone (`--steps 0`) (`--model 135m`, `1b`; the default is small).
+  rank holds (PSS) over its shard, which is 18 bytes of each of its weights, 6 after loading alone (`--steps 0`), 4
+  under adapters (`--lora 8`) (`--model 135m`, `1b`; the default is small); `peak_to_shard` is the largest resident
+  set until then, files that are mapped included.
 
 What it does not cover: GPUs.
 """
@@ -61,7 +62,7 @@ from trainer.errors import RankLost
 from trainer.estimate import estimate, ghostly
 from trainer.learner import Learner
 from trainer.machine import return_freed_memory
-from trainer.models.load import published
+from trainer.models.load import Lora, published
 from trainer.models.scorer import Scorer
 from trainer.objectives import named
 from trainer.resume import ResumeState, Saves, saves_in
@@ -344,19 +345,26 @@ def killed(made: WorkPlan, kills: int, *, ranks: int) -> dict[str, torch.Tensor]
         fleet.stop()
 
 
-def several_hosts(count: int, model: str, rate: str, steps: int) -> dict[str, Any]:
+def several_hosts(options: argparse.Namespace) -> dict[str, Any]:
     """What a rank holds is compared with a rank of the smallest model, which is all but torch itself."""
     trainer_hosts.need_tools()
+    lora = Lora(rank=options.lora, alpha=2 * options.lora) if options.lora else None
 
     def measured(config: ModelConfig) -> dict[str, Any]:
-        batches = [make_samples(step, groups=3, longest=64, vocabulary=config.vocab_size) for step in range(steps)]
-        return trainer_hosts.measure(config, count, batches, budget=256, rate=rate)
+        batches = [make_samples(step, groups=3, longest=64, vocabulary=config.vocab_size)
+                   for step in range(options.steps)]  # fmt: skip
+        chosen = {"budget": 256, "rate": options.rate, "library": options.transformers, "lora": lora}
+        return trainer_hosts.measure(config, options.hosts, batches, **chosen)
 
     least = measured(SIZES["least"])
-    result = measured(SIZES[model]) if model != "least" else least
-    held = max(result.pop("rank_pss")) - max(least.pop("rank_pss")) if result is not least else 0
+    if options.model == "least":
+        return least
+    result = measured(SIZES[options.model])
     shard = result["shard_bytes"] - least["shard_bytes"]
-    return result | ({"held_bytes": held, "held_to_shard": round(held / shard, 3)} if shard else {})
+    for name, measure in (("held", "rank_pss"), ("peak", "rank_peak")):
+        grown = max(result.pop(measure)) - max(least.pop(measure))
+        result |= {f"{name}_bytes": grown, f"{name}_to_shard": round(grown / shard, 3)}
+    return result
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -365,6 +373,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--hosts", type=int, help="measure a trainer on so many hosts instead")
     parser.add_argument("--model", choices=SIZES, default="small", help="of the hosts' trainer")
+    parser.add_argument("--transformers", action="store_true", help="which defines that model, not Pagurus")
+    parser.add_argument(
+        "--lora", type=int, default=0, help="rank of adapters, of which alone the hosts' trainer learns"
+    )
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
     parser.add_argument(
         "--steps",
@@ -384,7 +396,7 @@ def main(argv: list[str] | None = None) -> int:
         print(json.dumps(measure_memory(options.only_memory)))
         return 0
     if options.hosts:
-        command.show(several_hosts(options.hosts, options.model, options.rate, options.steps), options)
+        command.show(several_hosts(options), options)
         return 0
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "efficiency": lambda: efficiency(options.rounds),

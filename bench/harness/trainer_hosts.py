@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from bench.harness import aftermath
@@ -37,6 +38,7 @@ from trainer.distributed.head import TOKEN
 from trainer.distributed.host_fleet import HostFleet
 from trainer.distributed.worker import RankWorker, Result, WorkPlan
 from trainer.errors import RankLost
+from trainer.models.load import Lora
 from trainer.resume import ResumeState, weights_of
 from trainer.settings import OptimiserSettings
 
@@ -48,6 +50,7 @@ TIMEOUT = 900.0  # seconds for anything, on a machine that may be very busy
 SECRET = "bench"
 SHARD = 18  # bytes of a trained weight: fp32 weight, gradient, two moments, the published copy in bf16
 LOADED = 6  # of one that has taken no step: fp32 weight, the published copy
+FROZEN = 4  # of one that is frozen, under adapters
 
 
 class TrainerHostsCase(msgspec.Struct, kw_only=True):
@@ -144,20 +147,31 @@ def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, budget: int, rate: str) -> dict[str, Any]:
+def measure(
+    config: ModelConfig,
+    hosts: int,
+    batches: list[list[Sample]],
+    *,
+    budget: int,
+    rate: str,
+    library: bool = False,
+    lora: Lora | None = None,
+) -> dict[str, Any]:
     """One run on these hosts with a batch a step. One of `STEPS` has its last host killed and is compared with one
-    rank's."""
+    rank's. `library`: transformers defines the model; `lora`: only adapters are trained."""
     with aftermath.TemporaryDirectory("pagurus-hosts-") as place, Namespaces(hosts, rate) as spaces:
         directory = Path(place)
         base = directory / "base"
         model = Qwen3(config)
         model.initialise(0)
         save_model(model, base)
+        if library:
+            _index(base)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
         settings = OptimiserSettings(budget=budget, rate=1e-6)
         steps = max(1, len(batches))  # without a batch: ranks load, and wait for one
-        made = WorkPlan(model=str(base), directory=str(directory / "host-0"), steps=steps, settings=settings)
+        made = WorkPlan(model=str(base), directory=str(directory / "host-0"), steps=steps, settings=settings, lora=lora)
         case = directory / "case.json"
         case.write_bytes(msgspec.json.encode(TrainerHostsCase(plan=made, hosts=hosts, batches=batches)))
         driver = spaces.run(
@@ -173,7 +187,7 @@ def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, bud
         result = _followed(spaces, driver, directory / "driver.log", directory / "mirror")
         weights = result.pop("weights")
         if len(batches) == STEPS:
-            one = _alone(base, directory / "alone", batches, settings)
+            one = _alone(msgspec.structs.replace(made, directory=str(directory / "alone")), batches)
             result["difference_to_one_rank"] = max(
                 float((left - weights[name]).norm() / left.norm()) for name, left in one.items()
             )
@@ -182,8 +196,19 @@ def measure(config: ModelConfig, hosts: int, batches: list[list[Sample]], *, bud
             "published_to_changed": round(result["read_bytes"] / changes, 3),
             "link_to_changed": round(result["link_bytes"] / changes, 3),
         }
-    result["shard_bytes"] = (SHARD if batches else LOADED) * parameters // (RANKS * hosts)
+    held = FROZEN if lora is not None else SHARD if batches else LOADED
+    result["shard_bytes"] = held * parameters // (RANKS * hosts)
     return {"hosts": hosts, "ranks": hosts * RANKS, "parameters": parameters, **result}
+
+
+def _index(base: Path) -> None:
+    """Names the file of weights in an index, as for models of several files, which transformers reads."""
+    path = base / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        names = list(file.keys())
+    part = path.rename(base / "model-00001-of-00001.safetensors")
+    content = {"metadata": {}, "weight_map": dict.fromkeys(names, part.name)}
+    (base / "model.safetensors.index.json").write_text(json.dumps(content))
 
 
 def _followed(spaces: Namespaces, driver: subprocess.Popen[bytes], log: Path, mirror: Path) -> dict[str, Any]:
@@ -197,7 +222,7 @@ def _followed(spaces: Namespaces, driver: subprocess.Popen[bytes], log: Path, mi
             result["killed"] = spaces.count - 1
             spaces.kill(spaces.count - 1)
         elif event["event"] == "look":
-            result["rank_pss"] = _pss(spaces)
+            result |= _memory(spaces)
             if event["step"]:
                 result |= {"changed_bytes": event["changed"]}
                 result |= asyncio.run(_read(spaces, event["sources"], mirror, event["step"]))
@@ -222,9 +247,10 @@ async def _read(spaces: Namespaces, sources: str, mirror: Path, version: int) ->
     return {"read_bytes": pulled.spent.bytes, "link_bytes": moved}
 
 
-def _pss(spaces: Namespaces) -> list[int]:
-    """Bytes of each rank, while they wait for a batch: what it shares with others counts in parts."""
-    result = []
+def _memory(spaces: Namespaces) -> dict[str, list[int]]:
+    """Bytes of each rank, while they wait for a batch: `rank_pss`, in which what it shares with others counts in parts,
+    and `rank_peak`, resident at most until then."""
+    result: dict[str, list[int]] = {"rank_pss": [], "rank_peak": []}
     for number in range(spaces.count):
         for pid in spaces.pids(number):
             with contextlib.suppress(OSError):
@@ -232,16 +258,16 @@ def _pss(spaces: Namespaces) -> list[int]:
                     continue
                 if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     continue
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                result.append(next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")))
+                for name, file, key in (("rank_pss", "smaps_rollup", "Pss:"), ("rank_peak", "status", "VmHWM:")):
+                    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+                    result[name].append(next(int(line.split()[1]) << 10 for line in lines if line.startswith(key)))
     return result
 
 
-def _alone(base: Path, directory: Path, batches: list[list[Sample]], settings: OptimiserSettings) -> dict[str, Tensor]:
+def _alone(made: WorkPlan, batches: list[list[Sample]]) -> dict[str, Tensor]:
     """The weights after the same steps on one rank, in this process."""
     torch.set_num_threads(1)
-    made = WorkPlan(model=str(base), directory=str(directory), steps=STEPS, settings=settings)
-    log = SampleLog(directory / "log")
+    log = SampleLog(Path(made.directory, "log"))
     for step, batch in enumerate(batches):
         log.write(step, batch)
     RankWorker(made).run()
