@@ -100,8 +100,8 @@ class ImageStore:
     def resolve(self, name: str) -> StoredImage:
         """The image that `name` means now; raises ImageNotFound, which names those there are.
 
-        ``python`` and ``docker.io/library/python:latest`` are both ``python:latest``, unless there is a ``python``. A
-        plain directory that a user put there is taken in first, which reads all of it once.
+        ``python`` and ``docker.io/library/python:latest`` are one image, whichever name it has here. A plain directory
+        that a user put there is taken in first, which reads all of it once.
         """
         path = self._path(name)
         if path is None:
@@ -126,9 +126,11 @@ class ImageStore:
 
     def _path(self, name: str) -> Path | None:
         """What points to the image that `name` means."""
-        for item in (name, f"{name}:{reference.LATEST}"):
-            if (file := filed(item)) is not None and (self.directory / file).is_dir():
-                return self.directory / file
+        latest = f":{reference.LATEST}"
+        for file in filter(None, (filed(name), filed(f"{name}{latest}"))):
+            for item in (file, file.removesuffix(latest)):
+                if (self.directory / item).is_dir():
+                    return self.directory / item
         return None
 
     def path(self, name: str) -> Path:

@@ -170,6 +170,17 @@ def test_a_name_may_move_to_another_tree(store: ImageStore, tmp_path: Path) -> N
     assert (store.tree(before) / "bin/tool").read_text() == "x"
 
 
+def test_the_tag_latest_is_the_one_of_a_name_without_a_tag(store: ImageStore, tmp_path: Path) -> None:
+    for made, names in {
+        "plain": ("plain", "plain:latest", "docker.io/library/plain", "docker.io/library/plain:latest"),
+        "team/app:latest": ("team/app", "docker.io/team/app:latest"),
+    }.items():
+        store.import_directory(made, _root(tmp_path / made.replace("/", "-"), made))
+        assert {store.resolve(name).digest for name in names} == {store.resolve(made).digest}
+    with pytest.raises(ImageNotFound):
+        store.resolve("plain:12")
+
+
 def test_a_directory_that_was_put_there_is_taken_in(store: ImageStore) -> None:
     _root(store.directory / "plain")
     image = store.resolve("plain")
