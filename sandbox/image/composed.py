@@ -83,13 +83,16 @@ def images(store: ImageStore, composition: Composition) -> dict[str, StoredImage
 def imported(store: ImageStore, digest: str, composition: Composition | None, used: Used) -> StoredImage:
     """The image of a checkpoint from another host; that of a composition is made of those of its services.
 
-    Raises ImageNotFound where one is not here. Blocks.
+    What programs of the sandbox have added to it lies in the sandbox's own files. Raises ImageNotFound where one is not
+    here. Blocks.
     """
     try:
         return store.image(digest)
     except ImageNotFound:
         if composition is None:
             raise
+    own = {name: one for name, one in composition.services.items() if not one.container}
+    composition = msgspec.structs.replace(composition, services=own)
     bases = {name: store.image(one.image_digest, one.image) for name, one in composition.services.items()}
     if _digest(composition, bases) == digest:
         image(store, composition, bases, used)
