@@ -29,7 +29,7 @@ _TYPES = {"directory": 1 << 31, "symlink": 1 << 27}  # of Go's os.FileMode
 
 def _stat(engine: Engine, call: Call) -> tuple[str, str, FileInfo]:
     """The container and the path that are meant, and what is there. Raises NotFound. Blocks."""
-    name, path = engine.name(call.id), posixpath.normpath("/" + call.query.get("path", ""))
+    name, path = engine.name(call.id), posixpath.normpath("/" + call.query.get("path", "").lstrip("/"))
     if path == "/":
         return name, path, FileInfo(name="/", kind="directory", mode=0o755)
     own, inner = engine.live.located(name, path)

@@ -1,17 +1,21 @@
 """What clients of Docker's Engine API send, and what it is as a service.
 
-No I/O. The names are those of the API, version 1.41; what is not named here is ignored where Docker's default says the
-same, and refused where a container would be another one without it.
+No I/O. The names are those of the API, version 1.43; what is not named here changes nothing that a container can
+observe. `options` says what is refused, and of what a client is warned.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import msgspec
 
+from daemon.docker import options
+from sandbox.compose.connections import FIRST_FREE
+from sandbox.container import services
 from sandbox.errors import Invalid, Unsupported
 from sandbox.messages import Service
 from sandbox.messages.services import (
@@ -68,7 +72,25 @@ class HostConfig(_Body):
     volumes_from: list[str] | None = None
     links: list[str] | None = None
     pid_mode: str = ""
+    ipc_mode: str = ""
+    uts_mode: str = msgspec.field(default="", name="UTSMode")
+    userns_mode: str = ""
+    cgroupns_mode: str = ""
+    cgroup_parent: str = ""
+    runtime: str = ""
     readonly_rootfs: bool = False
+    publish_all_ports: bool = False
+    sysctls: dict[str, str] | None = None
+    dns: list[str] | None = None
+    dns_options: list[str] | None = None
+    dns_search: list[str] | None = None
+    device_requests: list[Any] | None = None
+    device_cgroup_rules: list[str] | None = None
+    group_add: list[str] | None = None
+    ulimits: list[Any] | None = None
+    cap_drop: Words = None
+    security_opt: list[str] | None = None
+    shm_size: int = 0
 
 
 class HealthBody(_Body):
@@ -80,8 +102,13 @@ class HealthBody(_Body):
     start_interval: int = 0
 
 
+class AddressBody(_Body):
+    address: str = msgspec.field(default="", name="IPv4Address")
+
+
 class EndpointBody(_Body):
     aliases: list[str] | None = None
+    address: AddressBody | None = msgspec.field(default=None, name="IPAMConfig")
 
 
 class NetworkingBody(_Body):
@@ -101,6 +128,8 @@ class ContainerBody(_Body):
     tty: bool = False
     open_stdin: bool = False
     hostname: str = ""
+    domainname: str = ""
+    exposed_ports: dict[str, Any] | None = None
     stop_signal: str = ""
     stop_timeout: int | None = None
     healthcheck: HealthBody | None = None
@@ -128,6 +157,7 @@ class ExecStartBody(_Body):
 
 class NetworkBody(_Body):
     name: Annotated[str, msgspec.Meta(pattern=_NAME.pattern)]
+    driver: str = ""
     internal: bool = False
     labels: dict[str, str] | None = None
 
@@ -151,11 +181,11 @@ def variables(said: list[str] | None) -> dict[str, str]:
     return {name: value for name, equals, value in (text.partition("=") for text in said or []) if equals}
 
 
-def service(body: ContainerBody, name: str) -> Service:
-    """The service that a container is to be. Raises Invalid, Unsupported."""
+def service(body: ContainerBody, name: str, taken: Collection[int] = ()) -> Service:
+    """The service that a container is to be. `taken`: ports of others. Raises Invalid, Unsupported."""
     host = body.host_config or HostConfig()
-    _need_possible(body, host)
-    binds, volumes = _mounts(host)
+    options.need_possible(body, host)
+    binds, volumes, tmpfs = _mounts(host)
     policy = host.restart_policy or RestartBody()
     return Service(
         image=body.image,
@@ -169,11 +199,11 @@ def service(body: ContainerBody, name: str) -> Service:
         restart_attempts=min(max(policy.maximum_retry_count, 0), 1000),
         volumes=volumes,
         trees=binds,
-        tmpfs=list(host.tmpfs or {}),
+        tmpfs=[*(host.tmpfs or {}), *tmpfs],
         networks=_networks(body, host, name),
         extra_hosts=_extra_hosts(host.extra_hosts or []),
         hostname=body.hostname,
-        ports=_ports(host.port_bindings or {}),
+        ports=_ports(body, host, taken),
         limits=ServiceLimits(
             cpus=host.nano_cpus / NANOSECONDS if host.nano_cpus > 0 else None,
             memory=host.memory if host.memory > 0 else None,
@@ -188,27 +218,14 @@ def service(body: ContainerBody, name: str) -> Service:
     )
 
 
-def _need_possible(body: ContainerBody, host: HostConfig) -> None:
-    requested = {
-        "--privileged": host.privileged,
-        "--cap-add": bool(words(host.cap_add)),
-        "--device": bool(host.devices),
-        "--volumes-from": bool(host.volumes_from),
-        "--link": bool(host.links),
-        "--read-only": host.readonly_rootfs,
-        "--network host": host.network_mode == "host",
-        "--network container:": host.network_mode.startswith("container:"),
-    }
-    for what, said in requested.items():
-        if said:
-            raise Unsupported(f"a container in a sandbox has no {what}", hint="leave it out")
-
-
 def _networks(body: ContainerBody, host: HostConfig, name: str) -> dict[str, list[str]]:
     said = (body.networking_config or NetworkingBody()).endpoints_config or {}
     mode = host.network_mode if host.network_mode not in ("", "default") else BRIDGE
     if mode == "none":
         return {none_of(name): []}
+    for network, endpoint in said.items():
+        if endpoint is not None and endpoint.address is not None and endpoint.address.address:
+            raise options.refuse_address(network, endpoint.address.address)
     networks = {network: (endpoint or EndpointBody()).aliases or [] for network, endpoint in said.items()}
     networks = {BRIDGE if network == "default" else network: aliases for network, aliases in networks.items()}
     return networks or {mode: []}
@@ -216,12 +233,13 @@ def _networks(body: ContainerBody, host: HostConfig, name: str) -> dict[str, lis
 
 def none_of(name: str) -> str:
     """The network of a container that is to have none: it is alone in it."""
-    return f"none.{name}"[:63]
+    return f"{services.ALONE}{name}"[:63]
 
 
-def _mounts(host: HostConfig) -> tuple[list[TreeMount], list[Volume]]:
+def _mounts(host: HostConfig) -> tuple[list[TreeMount], list[Volume], list[str]]:
     trees: list[TreeMount] = []
     volumes: list[Volume] = []
+    tmpfs: list[str] = []
 
     def add(source: str, target: str, read_only: bool) -> None:
         if not target.startswith("/"):
@@ -235,19 +253,29 @@ def _mounts(host: HostConfig) -> tuple[list[TreeMount], list[Volume]]:
 
     for bind in host.binds or []:
         source, _, rest = bind.partition(":")
-        target, _, options = rest.partition(":")
-        add(source, target, "ro" in options.split(","))
+        target, _, said = rest.partition(":")
+        add(source, target, "ro" in said.split(","))
     for mount in host.mounts or []:
-        if mount.type not in ("bind", "volume"):
-            raise Unsupported(
-                f"a container in a sandbox has no mount of type {mount.type}", hint="bind, volume, --tmpfs"
-            )
-        add(mount.source, mount.target, mount.read_only)
-    return trees, volumes
+        if mount.type == "tmpfs":
+            tmpfs.append(mount.target)
+        elif mount.type in ("bind", "volume"):
+            add(mount.source, mount.target, mount.read_only)
+        else:
+            raise Unsupported(f"a container in a sandbox has no mount of type {mount.type}", hint="bind, volume, tmpfs")
+    return trees, volumes, tmpfs
 
 
-def _ports(bindings: dict[str, list[PortBinding] | None]) -> list[PublishedPort]:
-    result = []
+def created_sources(body: ContainerBody) -> list[str]:
+    """The directories of the sandbox that Docker makes where they are missing: of ``-v``, not of ``--mount``."""
+    binds = (body.host_config or HostConfig()).binds or []
+    return [source for source, _, _ in (bind.partition(":") for bind in binds) if source.startswith("/")]
+
+
+def _ports(body: ContainerBody, host: HostConfig, taken: Collection[int]) -> list[PublishedPort]:
+    bindings = dict(host.port_bindings or {})
+    if host.publish_all_ports:
+        bindings = {**{text: [PortBinding()] for text in body.exposed_ports or {}}, **bindings}
+    result: list[PublishedPort] = []
     for text, places in bindings.items():
         match = _PORT.fullmatch(text)
         if match is None or not 0 < int(match[1]) < 65_536:
@@ -255,11 +283,25 @@ def _ports(bindings: dict[str, list[PortBinding] | None]) -> list[PublishedPort]
         if match[2] not in (None, "tcp"):
             continue  # within the sandbox every port of a container is reached anyway
         for place in places or []:
-            published = int(place.host_port) if place.host_port.isdigit() else int(match[1])
-            if published == 0:
-                published = int(match[1])
-            result.append(PublishedPort(target=int(match[1]), published=published))
+            used = {*taken, *(one.published for one in result)}
+            result.append(PublishedPort(target=int(match[1]), published=_published(place.host_port, used)))
     return result
+
+
+def _published(said: str, used: Collection[int]) -> int:
+    """The number that is named, or the first free one of a range, or of all where none is named. Raises Invalid.
+
+    >>> _published("8080", {8080}), _published("8000-8005", {8000}), _published("", set())
+    (8080, 8001, 32768)
+    """
+    low, _, high = said.partition("-")
+    if low.isdigit() and int(low) and not high:
+        return int(low)
+    numbers = range(int(low), int(high) + 1) if low.isdigit() and high.isdigit() else range(FIRST_FREE, 65_536)
+    for number in numbers:
+        if number not in used:
+            return number
+    raise Invalid(f"no port of {said[:20]} is free", hint="name a larger range")
 
 
 def _restart(name: str) -> Restart:

@@ -91,7 +91,8 @@ async def _build(
     engine: Engine, call: Call, directory: Path, names: list[str], lines: asyncio.Queue[dict[str, object] | None]
 ) -> None:
     row, made = engine.live.row, f"{BUILT}{secrets.token_hex(8)}"
-    file = call.query.get("dockerfile", "") or "Dockerfile"
+    file, quiet = call.query.get("dockerfile", "") or "Dockerfile", call.flag("q")
+    said: asyncio.Queue[dict[str, object] | None] = asyncio.Queue() if quiet else lines
     engine.builds.under_way.add(made)
     try:
         arguments = json.loads(call.query.get("buildargs", "") or "{}")
@@ -113,15 +114,20 @@ async def _build(
                     cache=not call.flag("nocache"),
                     offline=True,
                     contexts=_contexts(engine.composition.images),
-                    output=functools.partial(_say, lines),
+                    output=functools.partial(_say, said),
                 )
         await _need_space(engine, image)
         await engine.live.added.change_images(add=dict.fromkeys(names or [f"{image.digest[:12]}:latest"], made))
+        if quiet:
+            lines.put_nowait({"stream": f"sha256:{image.digest}\n"})
+            return
         lines.put_nowait({"aux": {"ID": f"sha256:{image.digest}"}})
         lines.put_nowait({"stream": f"Successfully built {image.digest[:12]}\n"})
         for name in names:
             lines.put_nowait({"stream": f"Successfully tagged {name}\n"})
     except (PagurusError, OSError, ValueError) as error:
+        while quiet and not said.empty():  # a client that wants the id alone shows all where there is none
+            lines.put_nowait(said.get_nowait())
         lines.put_nowait({"errorDetail": {"message": str(error)}, "error": str(error)})
     finally:
         engine.builds.under_way.discard(made)

@@ -13,15 +13,17 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from daemon.docker import bodies, shown
+from daemon.docker import bodies, options, shown
 from daemon.docker.engine import Engine, PreparedExec
 from daemon.docker.follow import attach, run_exec, write_logs
 from daemon.docker.paths import ROUTES, Call, json_answer
 from daemon.host import compositions
-from sandbox.container import services
+from sandbox.container import rooted, services
 from sandbox.container.process import exit_code
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound, PagurusError, Unsupported
-from sandbox.messages import ServiceInfo, StopRequest
+from sandbox.image.stages import fits, platform_name
+from sandbox.image.store import StoredImage
+from sandbox.messages import Service, ServiceInfo, StopRequest
 from sandbox.messages.services import ServiceState
 
 MAX_CELLS = 10_000  # rows, or columns, of a terminal
@@ -32,9 +34,15 @@ def all_of(engine: Engine) -> list[ServiceInfo]:
     return [engine.live.composed.info(name) for name in engine.composition.services]
 
 
+def listed(engine: Engine) -> list[dict[str, Any]]:
+    """All, as clients are shown them."""
+    born = engine.live.row.created_at
+    return [shown.listed(engine.composition, info, time.time(), born) for info in all_of(engine)]
+
+
 @ROUTES("GET", "/containers/json")
 async def _list(engine: Engine, call: Call) -> web.StreamResponse:
-    matches = [shown.listed(engine.composition, info, time.time()) for info in all_of(engine)]
+    matches = listed(engine)
     if not call.flag("all") and not any(key in call.filters for key in ("status", "id")):
         matches = [one for one in matches if one["State"] in ("running", "restarting")]
     matches = [one for one in matches if _fits(one, call.filters)]
@@ -71,22 +79,35 @@ async def _create(engine: Engine, call: Call) -> web.StreamResponse:
     if name in engine.composition.services:
         raise Conflict(f'The container name "/{name}" is already in use', hint="remove it, or choose another one")
     image = await asyncio.to_thread(engine.image, body.image)
-    requested = engine.connected(bodies.service(body, name))
+    try:
+        made = _made(engine, name, body, image, call.query.get("platform", ""))
+        await engine.make_directories(bodies.created_sources(body))
+        await engine.live.added.add(name, made, image)
+    except NotFound as error:  # a client would take it for the image, and pull that
+        raise Invalid(error.message, hint=error.hint) from None
+    said = options.warnings(body, body.host_config or bodies.HostConfig())
+    return json_answer({"Id": made.container, "Warnings": said}, status=201)
+
+
+def _made(engine: Engine, name: str, body: bodies.ContainerBody, image: StoredImage, platform: str) -> Service:
+    """The service that a container is to be. Raises Invalid, NotFound, Unsupported."""
+    if platform and not fits(platform):
+        raise Unsupported(f"--platform {platform[:40]}: sandboxes here are of {platform_name()}", hint="leave it out")
+    body.exposed_ports = {**dict.fromkeys(image.config.exposed_ports), **(body.exposed_ports or {})}
+    taken = [port.published for one in engine.composition.services.values() for port in (*one.ports, *one.claimed)]
+    requested = engine.connected(bodies.service(body, name, taken))
     compositions.need_values(name, requested)
-    made = msgspec.structs.replace(
-        compositions.completed(name, requested, image), container=secrets.token_hex(32), created_at=time.time()
-    )
-    for network in made.networks:
+    for network in requested.networks:
         if network not in (bodies.BRIDGE, bodies.none_of(name), *engine.composition.networks):
             raise NotFound(f"network {network} not found", hint="docker network create")
-    await engine.live.added.add(name, made, image)
-    return json_answer({"Id": made.container, "Warnings": []}, status=201)
+    made = compositions.completed(name, requested, image)
+    return msgspec.structs.replace(made, container=secrets.token_hex(32), created_at=time.time())
 
 
 @ROUTES("GET", "/containers/{id}/json")
 async def _inspect(engine: Engine, call: Call) -> web.StreamResponse:
     name = engine.name(call.id)
-    return json_answer(shown.inspected(engine.composition, engine.live.composed.info(name)))
+    return json_answer(shown.inspected(engine.composition, engine.live.composed.info(name), engine.live.row.created_at))
 
 
 @ROUTES("POST", "/containers/{id}/start")
@@ -94,6 +115,7 @@ async def _start(engine: Engine, call: Call) -> web.StreamResponse:
     name = engine.name(call.id)
     if engine.live.composed.info(name).state is ServiceState.RUNNING:
         return web.Response(status=304)
+    await engine.live.added.claim_ports(name)
     try:
         await engine.live.composed.start(name)
     except PagurusError as error:
@@ -120,6 +142,7 @@ async def _stop(engine: Engine, call: Call) -> web.StreamResponse:
 async def _restart(engine: Engine, call: Call) -> web.StreamResponse:
     name = engine.name(call.id)
     await engine.live.composed.stop(name, StopRequest(timeout=call.seconds("t")))
+    await engine.live.added.claim_ports(name)
     await engine.live.composed.start(name)
     return web.Response(status=204)
 
@@ -137,7 +160,9 @@ async def _kill(engine: Engine, call: Call) -> web.StreamResponse:
 
 @ROUTES("POST", "/containers/{id}/rename")
 async def _rename(engine: Engine, call: Call) -> web.StreamResponse:
-    raise Unsupported("a container in a sandbox keeps its name", hint="make another one")
+    other = call.query.get("name", "").removeprefix("/")
+    await engine.live.added.rename(engine.name(call.id), other)
+    return web.Response(status=204)
 
 
 @ROUTES("POST", "/containers/{id}/wait")
@@ -222,13 +247,22 @@ async def _attach(engine: Engine, call: Call) -> web.StreamResponse:
 
 @ROUTES("GET", "/containers/{id}/top")
 async def _top(engine: Engine, call: Call) -> web.StreamResponse:
+    """What its own ps says of its processes."""
     name = engine.name(call.id)
+    if engine.live.composed.info(name).state is not ServiceState.RUNNING:
+        raise Conflict(f"container {name} is not running", hint="start it")
     argv = ["/bin/ps", *(call.query.get("ps_args", "") or "-ef").split()]
+    own = await asyncio.to_thread(rooted.inner_pids, engine.live.container.tasks(), name)
     done = await engine.live.container.exec(argv, root=services.root(name))
     if done.exit_code:
         raise Conflict(done.stderr.decode("utf-8", "replace")[:500] or "ps failed", hint="the container needs ps")
-    lines = [line.split(None, 7) for line in done.stdout.decode("utf-8", "replace").splitlines()]
-    return json_answer({"Titles": lines[0] if lines else [], "Processes": lines[1:]})
+    lines = [line.split() for line in done.stdout.decode("utf-8", "replace").splitlines()]
+    titles = lines[0] if lines else []
+    if "PID" not in titles:
+        raise Invalid("ps does not say the PID of each process", hint="such as `docker top NAME -eo pid,args`")
+    column = titles.index("PID")
+    rows = [[*line[: len(titles) - 1], " ".join(line[len(titles) - 1 :])] for line in lines[1:] if len(line) > column]
+    return json_answer({"Titles": titles, "Processes": [row for row in rows if row[column] in own]})
 
 
 # --------------------------------------------------------------------------- commands in them

@@ -6,6 +6,7 @@ Guarantee: whatever a client asks for is done to that sandbox alone, within its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ import msgspec
 
 from daemon.docker import bodies, shown
 from daemon.turns.added import NONE
-from sandbox.errors import ImageNotFound, NotFound
+from sandbox.container import services
+from sandbox.errors import ImageNotFound, Invalid, NotFound
 from sandbox.image import reference
-from sandbox.image.store import BUILT
-from sandbox.messages import Composition, Service
+from sandbox.image.store import BUILT, COMPOSED
+from sandbox.messages import Composition, ImageInfo, Service
+from sandbox.tree import files
 
 if TYPE_CHECKING:
     from daemon.docker.build import Builds
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
     from sandbox.image.store import StoredImage
 
+MIN_ID = 3  # digits of an id that mean it
 MAX_EXECS = 256  # that are remembered, of one sandbox
 
 
@@ -63,25 +67,51 @@ class Engine:
         matches = [
             name for name, one in self.composition.services.items() if shown.identity(name, one).startswith(said)
         ]
-        if len(matches) != 1 or len(said) < 3:
+        if len(matches) != 1 or len(said) < MIN_ID:
             raise NotFound(f"No such container: {said[:80]}", hint="docker ps -a lists them")
         return matches[0]
 
+    def images(self) -> list[ImageInfo]:
+        """Those of the host, and those that were built here by the names that they have here. Blocks."""
+        images, built = self.host.images, self.composition.images
+        result = [images.info(name) for name in images.list() if not name.startswith((BUILT, COMPOSED))]
+        for tag, name in built.items():
+            with contextlib.suppress(NotFound):
+                result.append(msgspec.structs.replace(images.info(name), name=tag))
+        return result
+
+    def image_info(self, said: str) -> ImageInfo:
+        """One of these, by its name or the beginning of its id. Raises NotFound. Blocks."""
+        digest = said.removeprefix("sha256:")
+        with contextlib.suppress(NotFound, Invalid):
+            digest = self._named(said).digest
+        for info in self.images():
+            if info.digest.startswith(digest) and len(digest) >= MIN_ID:
+                return info
+        raise NotFound(f"No such image: {said[:200]}", hint="docker images lists those of this host")
+
     def image(self, said: str) -> StoredImage:
-        """An image of the host, or one that was built here. Raises NotFound. Blocks."""
-        try:
-            if said.startswith(BUILT):  # by another sandbox
-                raise ImageNotFound(f"no image {said}", hint="docker images lists those of this host")
-            return self.host.images.resolve(self.composition.images.get(tagged(said), said))
-        except ImageNotFound as error:
-            raise NotFound(f"No such image: {said[:200]}", hint=error.hint) from None
+        """Likewise what a container starts from."""
+        with contextlib.suppress(NotFound, Invalid):
+            return self._named(said)
+        return self._named(self.image_info(said).name)
+
+    def _named(self, said: str) -> StoredImage:
+        if said.startswith(BUILT):  # by another sandbox
+            raise ImageNotFound(f"no image {said}", hint="docker images lists those of this host")
+        return self.host.images.resolve(self.composition.images.get(tagged(said), said))
+
+    def networks(self) -> list[str]:
+        """Those that clients are shown: not that of a container which is to have none."""
+        named = [name for name in self.composition.networks if not name.startswith(services.ALONE)]
+        return [*dict.fromkeys([bodies.BRIDGE, *named])]
 
     def network(self, said: str) -> str:
-        names = [bodies.BRIDGE, *self.composition.networks]
+        names = self.networks()
         if said in names:
             return said
         matches = [name for name in names if shown.network_id(name).startswith(said)]
-        if not matches or len(said) < 3:
+        if not matches or len(said) < MIN_ID:
             raise NotFound(f"network {said[:80]} not found", hint="docker network ls lists them")
         return matches[0]
 
@@ -94,6 +124,17 @@ class Engine:
         aliases = networks.pop(bodies.BRIDGE)
         own = {network: aliases for network in composition.services[composition.main].networks}
         return msgspec.structs.replace(requested, networks={**own, **networks})
+
+    async def make_directories(self, paths: list[str]) -> None:
+        """Make those that are missing where programs of the main service find them, as Docker does for ``-v``."""
+        base = self.live.row.uid_base
+        for path in paths:
+            inside, inner = self.live.located(None, path)
+            try:
+                await asyncio.to_thread(files.reach, inside, inner)
+            except NotFound:
+                async with self.live.altering("docker run", path):
+                    await asyncio.to_thread(files.make_directory, inside, base, inner)
 
     def remember(self, prepared: PreparedExec) -> None:
         self.execs[prepared.number] = prepared

@@ -59,6 +59,8 @@ def between(before: dict[str, ContainerView], after: dict[str, ContainerView], n
         if former is None:
             result.append(view.event("create", now))
             former = ContainerView(view.name, view.service)
+        if view.name != former.name:
+            result.append(view.event("rename", now, oldName=f"/{former.name}"))
         if former.program and former.exit_code is None and former.program != view.program:
             result.append(former.event("die", now, exitCode="0"))
         if view.program != former.program:

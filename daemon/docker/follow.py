@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
+import re
+import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -12,7 +15,7 @@ from daemon.catalogue import ProgramRow
 from daemon.docker import bodies, streams
 from daemon.docker.paths import Call
 from sandbox.container.process import exit_code
-from sandbox.errors import CommandNotFound, PagurusError
+from sandbox.errors import CommandNotFound, Invalid, PagurusError, Unsupported
 from sandbox.messages import LogChunk, ProcessRequest, ProgramKind
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 
 EXEC_LOG = 1 << 20  # bytes of each output that wait for the client
 NOT_STARTED, NO_PROGRAM = 126, 127  # exit codes of a command that cannot be started, and of one that is not there
+
+_DATE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)?")  # ...Z07:00, as Go writes it
 
 
 def tail_of(data: bytes, lines: str) -> bytes:
@@ -35,6 +40,32 @@ def tail_of(data: bytes, lines: str) -> bytes:
     return b"".join(data.splitlines(keepends=True)[-count:]) if count else b""
 
 
+def need_all(call: Call, started: float, now: float) -> None:
+    """Raises Unsupported for a part of a log that is named by time: lines have none. Times in seconds since the epoch.
+
+    Pure. Clients ask for what came since the container's start, which is all there is.
+    """
+    if call.flag("timestamps"):
+        raise Unsupported("the lines of a log have no times", hint="leave out --timestamps")
+    since, until = (_moment(call.query.get(name, "")) for name in ("since", "until"))
+    if (since and since > started + 1) or (until and until < now - 1):
+        raise Unsupported("the lines of a log have no times", hint="name a number of lines: --tail 100")
+
+
+def _moment(said: str) -> float:
+    """Seconds since the epoch, of a number of them or of a date; 0: nothing is said. Raises Invalid.
+
+    >>> _moment("1700000000.5"), _moment("2023-11-14T22:13:20.000000001Z"), _moment("")
+    (1700000000.5, 1700000000.0, 0.0)
+    """
+    with contextlib.suppress(ValueError):
+        return float(said or 0)
+    match = _DATE.fullmatch(said)
+    if match is None:
+        raise Invalid(f"{said[:40]!r} is no time", hint="such as 2026-01-31T08:00:00Z")
+    return datetime.datetime.fromisoformat(match[1] + (match[2] or "Z")).timestamp()
+
+
 async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:
     """What a container has printed, since its last start, and with `follow` what it prints until it ends."""
     terminal = live.composed.composition.services[name].tty
@@ -45,6 +76,7 @@ async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResp
 
     requested = [stream for stream in ("stdout", "stderr") if call.flag(stream)]
     row = live.composed.row(name)
+    need_all(call, 0.0 if row is None else row.started_at, time.time())
     await response.prepare(call.request)
     if row is None:
         await response.write_eof()

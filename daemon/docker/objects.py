@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
+import platform
 import secrets
 
-import msgspec
 from aiohttp import web
 
-from daemon.docker import bodies, build, shown
-from daemon.docker.containers import all_of
+from daemon.docker import bodies, build, options, shown
+from daemon.docker.containers import all_of, listed
 from daemon.docker.engine import Engine, tagged
 from daemon.docker.paths import ROUTES, Call, json_answer
+from daemon.docker.refused import NO_BUILDKIT
 from sandbox.container import services
-from sandbox.errors import Conflict, NotFound
-from sandbox.image.store import BUILT
-from sandbox.messages import ImageInfo
+from sandbox.container.cgroup import parse_bytes
+from sandbox.errors import Conflict, NotFound, Unsupported
 from sandbox.messages.services import ServiceNetwork, ServiceState
 from sandbox.tree import files
 
 API, OLDEST = "1.43", "1.24"
+ANONYMOUS = "com.docker.volume.anonymous"  # the label of a volume without a name of its own
 
 
 @ROUTES("GET", "/_ping")
@@ -34,7 +37,8 @@ async def _ping(engine: Engine, call: Call) -> web.StreamResponse:
 async def _version(engine: Engine, call: Call) -> web.StreamResponse:
     return json_answer({
         "Platform": {"Name": "Pagurus"}, "Version": "24.0.0", "ApiVersion": API, "MinAPIVersion": OLDEST,
-        "Os": "linux", "Arch": "amd64", "KernelVersion": "", "GoVersion": "", "GitCommit": "", "BuildTime": "",
+        "Os": "linux", "Arch": "amd64", "KernelVersion": platform.release(), "GoVersion": "",
+        "GitCommit": "", "BuildTime": "",
     })  # fmt: skip
 
 
@@ -42,11 +46,13 @@ async def _version(engine: Engine, call: Call) -> web.StreamResponse:
 async def _info(engine: Engine, call: Call) -> web.StreamResponse:
     states = [info.state for info in all_of(engine)]
     running = sum(state is ServiceState.RUNNING for state in states)
+    limits, images = engine.live.row.limits, await asyncio.to_thread(engine.images)
     return json_answer({
         "ID": engine.live.row.id, "Name": engine.live.row.hostname, "Containers": len(states),
         "ContainersRunning": running, "ContainersPaused": 0, "ContainersStopped": len(states) - running,
-        "Images": len(engine.host.images.list()), "Driver": "overlay2", "OSType": "linux", "Architecture": "x86_64",
-        "OperatingSystem": "Pagurus sandbox", "ServerVersion": "24.0.0", "NCPU": 1, "MemTotal": 0,
+        "Images": len(images), "Driver": "overlay2", "OSType": "linux", "Architecture": "x86_64",
+        "OperatingSystem": "Pagurus sandbox", "ServerVersion": "24.0.0", "KernelVersion": platform.release(),
+        "NCPU": math.ceil(limits.cpus or os.cpu_count() or 1), "MemTotal": parse_bytes(limits.memory or 0),
         "Plugins": {"Volume": ["local"], "Network": ["bridge"], "Authorization": None, "Log": ["json-file"]},
         "Swarm": {"LocalNodeState": "inactive"}, "SecurityOptions": [], "Labels": [], "IndexServerAddress": "",
     })  # fmt: skip
@@ -55,19 +61,9 @@ async def _info(engine: Engine, call: Call) -> web.StreamResponse:
 # --------------------------------------------------------------------------- images
 
 
-def _listed(engine: Engine) -> list[ImageInfo]:
-    """Those of the host, and those that were built here by the names that they have here. Blocks."""
-    images, built = engine.host.images, engine.composition.images
-    result = [images.info(name) for name in images.list() if not name.startswith(BUILT)]
-    for tag, name in built.items():
-        with contextlib.suppress(NotFound):
-            result.append(msgspec.structs.replace(images.info(name), name=tag))
-    return result
-
-
 @ROUTES("GET", "/images/json")
 async def _images(engine: Engine, call: Call) -> web.StreamResponse:
-    matches = [shown.image(info) for info in await asyncio.to_thread(_listed, engine)]
+    matches = [shown.image(info) for info in await asyncio.to_thread(engine.images)]
     requested = call.filters.get("reference", [])
     if requested:
         matches = [one for one in matches if {*one["RepoTags"], one["RepoTags"][0].rpartition(":")[0]} & set(requested)]
@@ -76,25 +72,19 @@ async def _images(engine: Engine, call: Call) -> web.StreamResponse:
 
 @ROUTES("GET", "/images/{name}/json")
 async def _image(engine: Engine, call: Call) -> web.StreamResponse:
-    return json_answer(shown.image_inspected(await asyncio.to_thread(_lookup, engine, call.id)))
+    return json_answer(shown.image_inspected(await asyncio.to_thread(engine.image_info, call.id)))
 
 
-def _lookup(engine: Engine, said: str) -> ImageInfo:
-    """An image by its name or the beginning of its id. Raises NotFound. Blocks."""
-    digest = said.removeprefix("sha256:")
-    with contextlib.suppress(NotFound):
-        digest = engine.image(said).digest
-    for info in _listed(engine):
-        if info.digest.startswith(digest) and len(digest) >= 3:
-            return info
-    raise NotFound(f"No such image: {said[:200]}", hint="docker images lists those of this host")
+@ROUTES("GET", "/images/{name}/history")
+async def _history(engine: Engine, call: Call) -> web.StreamResponse:
+    return json_answer(shown.history(await asyncio.to_thread(engine.image_info, call.id)))
 
 
 @ROUTES("DELETE", "/images/{name}")
 async def _image_remove(engine: Engine, call: Call) -> web.StreamResponse:
     tag = tagged(call.id)
     if tag not in engine.composition.images:
-        await asyncio.to_thread(_lookup, engine, call.id)
+        await asyncio.to_thread(engine.image_info, call.id)
         raise Conflict(f"{call.id[:200]} belongs to the host", hint="leave it; what was built here can be removed")
     await engine.live.added.change_images(remove=tag)
     await engine.builds.sweep()
@@ -108,7 +98,7 @@ async def _build(engine: Engine, call: Call) -> web.StreamResponse:
 
 @ROUTES("POST", "/images/{name}/tag")
 async def _tag(engine: Engine, call: Call) -> web.StreamResponse:
-    info = await asyncio.to_thread(_lookup, engine, call.id)
+    info = await asyncio.to_thread(engine.image_info, call.id)
     name = engine.composition.images.get(info.name, info.name)
     other = f"{call.query.get('repo', '')}:{call.query.get('tag', '') or 'latest'}"
     await engine.live.added.change_images(add={tagged(other): name})
@@ -119,6 +109,10 @@ async def _tag(engine: Engine, call: Call) -> web.StreamResponse:
 async def _pull(engine: Engine, call: Call) -> web.StreamResponse:
     """Nothing is fetched: an image is on this host, or it is not."""
     name, tag = call.query.get("fromImage", ""), call.query.get("tag", "")
+    if not name:
+        raise Unsupported("nothing is imported into a sandbox", hint="docker build, FROM an image of this host")
+    if name.removeprefix("docker.io/").startswith("moby/buildkit"):  # buildx wants to start it
+        raise Unsupported(NO_BUILDKIT[0], hint=NO_BUILDKIT[1])
     reference = name if not tag else f"{name}@{tag}" if ":" in tag else f"{name}:{tag}"
     try:
         await asyncio.to_thread(engine.image, reference)
@@ -135,8 +129,7 @@ async def _pull(engine: Engine, call: Call) -> web.StreamResponse:
 
 @ROUTES("GET", "/networks")
 async def _networks(engine: Engine, call: Call) -> web.StreamResponse:
-    names = dict.fromkeys([bodies.BRIDGE, *engine.composition.networks])
-    requested = call.filters.get("name", [])
+    names, requested = engine.networks(), call.filters.get("name", [])
     return json_answer(
         [
             shown.network(engine.composition, name)
@@ -154,6 +147,8 @@ async def _network(engine: Engine, call: Call) -> web.StreamResponse:
 @ROUTES("POST", "/networks/create")
 async def _network_create(engine: Engine, call: Call) -> web.StreamResponse:
     body = await call.body(bodies.NetworkBody)
+    if body.driver not in ("", "default", "bridge", "overlay"):
+        raise Unsupported(f"the driver {body.driver[:40]} is not supported", hint="leave out --driver")
     if body.name in (bodies.BRIDGE, *engine.composition.networks):
         raise Conflict(f"network with name {body.name} already exists", hint="use it")
     await engine.live.added.change_networks(
@@ -174,7 +169,10 @@ async def _network_remove(engine: Engine, call: Call) -> web.StreamResponse:
 @ROUTES("POST", "/networks/{id}/connect")
 async def _connect(engine: Engine, call: Call) -> web.StreamResponse:
     network, body = engine.network(call.id), await call.body(bodies.ConnectBody)
-    aliases = (body.endpoint_config or bodies.EndpointBody()).aliases or []
+    endpoint = body.endpoint_config or bodies.EndpointBody()
+    if endpoint.address is not None and endpoint.address.address:
+        raise options.refuse_address(network, endpoint.address.address)
+    aliases = endpoint.aliases or []
     await engine.change_network(engine.name(body.container), network, aliases=aliases)
     return web.Response(status=200)
 
@@ -184,6 +182,11 @@ async def _disconnect(engine: Engine, call: Call) -> web.StreamResponse:
     network, body = engine.network(call.id), await call.body(bodies.ConnectBody)
     await engine.change_network(engine.name(body.container), network, aliases=None)
     return web.Response(status=200)
+
+
+def _unused_volumes(engine: Engine) -> list[str]:
+    used = {volume.name for one in engine.composition.services.values() for volume in one.volumes}
+    return [name for name in _volume_names(engine) if name not in used]
 
 
 def _volume_names(engine: Engine) -> list[str]:
@@ -218,8 +221,10 @@ async def _volume(engine: Engine, call: Call) -> web.StreamResponse:
 @ROUTES("POST", "/volumes/create")
 async def _volume_create(engine: Engine, call: Call) -> web.StreamResponse:
     body = await call.body(bodies.VolumeBody)
-    name = body.name or secrets.token_hex(16)
-    await engine.live.added.make_volume(name, body.labels or {})
+    name, labels = body.name, body.labels or {}
+    if not name:
+        name, labels = secrets.token_hex(16), {ANONYMOUS: "", **labels}
+    await engine.live.added.make_volume(name, labels)
     return json_answer(shown.volume(engine.composition, name), status=201)
 
 
@@ -232,3 +237,63 @@ async def _volume_remove(engine: Engine, call: Call) -> web.StreamResponse:
         raise Conflict(f"remove {call.id}: volume is in use by {', '.join(users)}", hint="remove these first")
     await engine.live.added.remove_volume(call.id)
     return web.Response(status=204)
+
+
+# --------------------------------------------------------------------------- what is left over
+
+
+@ROUTES("POST", "/networks/prune")
+async def _networks_prune(engine: Engine, call: Call) -> web.StreamResponse:
+    used = {network for one in engine.composition.services.values() for network in one.networks}
+    unused = [
+        name for name in engine.networks() if name not in (*used, bodies.BRIDGE) and _labelled(engine, name, call)
+    ]
+    for name in unused:
+        await engine.live.added.change_networks(remove=name)
+    return json_answer({"NetworksDeleted": unused})
+
+
+def _labelled(engine: Engine, network: str, call: Call) -> bool:
+    """Whether a network has the labels that a request names."""
+    labels = engine.composition.networks[network].labels
+    existing = {*labels, *(f"{key}={value}" for key, value in labels.items())}
+    return existing.issuperset(call.filters.get("label", []))
+
+
+@ROUTES("POST", "/volumes/prune")
+async def _volumes_prune(engine: Engine, call: Call) -> web.StreamResponse:
+    """Those that have no name of their own; with ``all=true``, all that no container has."""
+    labels, every = engine.composition.volume_labels, call.filters.get("all", [""])[0] in ("1", "true")
+    names = await asyncio.to_thread(_unused_volumes, engine)
+    unused = [name for name in names if every or ANONYMOUS in labels.get(name, {})]
+    for name in unused:
+        await engine.live.added.remove_volume(name)
+    return json_answer({"VolumesDeleted": unused, "SpaceReclaimed": 0})
+
+
+@ROUTES("POST", "/images/prune")
+async def _images_prune(engine: Engine, call: Call) -> web.StreamResponse:
+    """There are none without a name: a build that gives none gets one."""
+    return json_answer({"ImagesDeleted": [], "SpaceReclaimed": 0})
+
+
+@ROUTES("POST", "/build/prune")
+async def _build_prune(engine: Engine, call: Call) -> web.StreamResponse:
+    """The host keeps the steps of builds, for all sandboxes."""
+    return json_answer({"CachesDeleted": [], "SpaceReclaimed": 0})
+
+
+@ROUTES("GET", "/system/df")
+async def _usage(engine: Engine, call: Call) -> web.StreamResponse:
+    """Images are counted; what containers and volumes take is not: -1."""
+    images = [shown.image(info) for info in await asyncio.to_thread(engine.images)]
+    names = await asyncio.to_thread(_volume_names, engine)
+    unused = await asyncio.to_thread(_unused_volumes, engine)
+    volumes = [
+        {**shown.volume(engine.composition, name), "UsageData": {"Size": -1, "RefCount": int(name not in unused)}}
+        for name in names
+    ]
+    return json_answer({
+        "LayersSize": sum(one["Size"] for one in images), "Images": images, "Containers": listed(engine),
+        "Volumes": volumes, "BuildCache": [],
+    })  # fmt: skip

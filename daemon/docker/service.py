@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.catalogue import SandboxRow
-from daemon.docker import archives, containers, events, objects, streams
+from daemon.docker import archives, containers, events, objects, refused, streams
 from daemon.docker.build import Builds
 from daemon.docker.engine import Engine
 from daemon.docker.paths import ROUTES, Call, json_answer, refusal
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pagurus.docker")
 
-_CALLS = (archives, containers, events, objects)  # they register theirs
+_CALLS = (archives, containers, events, objects, refused)  # they register theirs
 NAME = "docker"  # by which shims keep the socket
 ENVIRONMENT = {"DOCKER_HOST": f"tcp://127.0.0.1:{PORT}", "DOCKER_BUILDKIT": "0"}
 

@@ -6,6 +6,7 @@ Pure. Times are seconds since the epoch.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
 from typing import Any
 
 from blake3 import blake3
@@ -13,7 +14,7 @@ from blake3 import blake3
 from sandbox.container import services
 from sandbox.container.cgroup import parse_bytes
 from sandbox.messages import Composition, ImageInfo, Service, ServiceInfo
-from sandbox.messages.services import Restart, ServiceHealth, ServiceState
+from sandbox.messages.services import PublishedPort, Restart, ServiceHealth, ServiceState
 
 ZERO = "0001-01-01T00:00:00Z"
 
@@ -78,8 +79,8 @@ def _ago(seconds: float) -> str:
     return f"{count} second{'s' * (count != 1)}"
 
 
-def listed(composition: Composition, info: ServiceInfo, now: float) -> dict[str, Any]:
-    """One of GET /containers/json."""
+def listed(composition: Composition, info: ServiceInfo, now: float, born: float) -> dict[str, Any]:
+    """One of GET /containers/json. `born`: when the services of the sandbox's composition were made."""
     service = composition.services[info.name]
     return {
         "Id": identity(info.name, service),
@@ -87,7 +88,7 @@ def listed(composition: Composition, info: ServiceInfo, now: float) -> dict[str,
         "Image": service.image,
         "ImageID": f"sha256:{service.image_digest}",
         "Command": " ".join([*(service.entrypoint or []), *(service.command or [])])[:200],
-        "Created": int(service.created_at),
+        "Created": int(service.created_at or born),
         "Ports": [
             {"IP": "0.0.0.0", "PrivatePort": one.target, "PublicPort": one.published, "Type": one.protocol}
             for one in service.ports
@@ -138,14 +139,21 @@ def networks(composition: Composition, name: str) -> dict[str, Any]:
     }
 
 
-def inspected(composition: Composition, info: ServiceInfo) -> dict[str, Any]:
-    """GET /containers/{id}/json"""
+def _bindings(ports: Iterable[PublishedPort]) -> dict[str, list[dict[str, str]]]:
+    result: dict[str, list[dict[str, str]]] = {}
+    for one in ports:
+        result.setdefault(f"{one.target}/tcp", []).append({"HostIp": "0.0.0.0", "HostPort": str(one.published)})
+    return result
+
+
+def inspected(composition: Composition, info: ServiceInfo, born: float) -> dict[str, Any]:
+    """GET /containers/{id}/json; `born` as in :func:`listed`."""
     name, service = info.name, composition.services[info.name]
     argv = [*(service.entrypoint or []), *(service.command or [])]
-    published = {f"{one.target}/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(one.published)}] for one in service.ports}
+    published, named = (_bindings(ports) for ports in (service.ports, [*service.ports, *service.claimed]))
     return {
         "Id": identity(name, service),
-        "Created": timestamp(service.created_at),
+        "Created": timestamp(service.created_at or born),
         "Path": argv[0] if argv else "",
         "Args": argv[1:],
         "State": state(info),
@@ -168,7 +176,7 @@ def inspected(composition: Composition, info: ServiceInfo) -> dict[str, Any]:
             "Memory": 0 if service.limits.memory is None else parse_bytes(service.limits.memory),
             "NanoCpus": round((service.limits.cpus or 0) * 1e9),
             "PidsLimit": service.limits.processes,
-            "PortBindings": published,
+            "PortBindings": named,
             "Binds": [f"{one.source}:{one.target}{':ro' * one.read_only}" for one in service.trees],
             "LogConfig": {"Type": "json-file", "Config": {}},
         },
@@ -246,6 +254,13 @@ def image(info: ImageInfo) -> dict[str, Any]:
         "Labels": info.config.labels,
         "Containers": -1,
     }
+
+
+def history(info: ImageInfo) -> list[dict[str, Any]]:
+    """GET /images/{name}/history: of an image its tree is known, not the steps to it."""
+    shown = image(info)
+    fields = {"Id": shown["Id"], "Created": shown["Created"], "Size": info.size, "Tags": shown["RepoTags"]}
+    return [{**fields, "CreatedBy": "", "Comment": "one tree"}]
 
 
 def image_inspected(info: ImageInfo) -> dict[str, Any]:

@@ -6,11 +6,17 @@ Guarantee: an output that the client does not read is not read from the command 
 from __future__ import annotations
 
 import asyncio
+import bz2
 import contextlib
+import gzip
+import io
+import lzma
 import os
 import struct
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import IO, cast
 
 from aiohttp import web
@@ -28,6 +34,7 @@ MAX_INPUT = 4 << 20  # bytes of a client's input that wait for the command
 _KINDS = {"stdin": 0, "stdout": 1, "stderr": 2}
 RAW = "application/vnd.docker.raw-stream"
 FRAMES = "application/vnd.docker.multiplexed-stream"
+_XZ = b"\xfd7zXZ\0"  # how what xz packs begins
 
 
 def frame(stream: str, data: bytes) -> bytes:
@@ -133,12 +140,15 @@ async def body(request: web.BaseRequest, limit: int) -> bytes:
 
 
 async def fed(request: web.BaseRequest, work: Callable[[IO[bytes]], object]) -> None:
-    """Have a thread read the body of a request as it comes. Raises what `work` raises."""
+    """Have a thread read the archive that is the body of a request, packed or not, as it comes.
+
+    Raises what `work` raises.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
     def read() -> None:
-        with os.fdopen(reader, "rb", buffering=1 << 18) as stream:
-            work(stream)
+        with io.BufferedReader(io.FileIO(reader), 1 << 18) as stream, _unpacked(stream) as archive:
+            work(archive)
 
     reading = in_thread(read)
     try:
@@ -149,3 +159,21 @@ async def fed(request: web.BaseRequest, work: Callable[[IO[bytes]], object]) -> 
                         await asyncio.to_thread(put, out, part)
     finally:
         await reading
+
+
+@contextlib.contextmanager
+def _unpacked(stream: io.BufferedReader[io.FileIO]) -> Iterator[IO[bytes]]:
+    """What a stream holds that may be packed by gzip, bzip2 or xz, as clients send it. Raises Invalid."""
+    first = stream.peek(len(_XZ))
+    opened: Callable[[IO[bytes]], object] = contextlib.nullcontext
+    if first.startswith(b"\x1f\x8b"):
+        opened = gzip.open
+    elif first.startswith(b"BZh"):
+        opened = bz2.open
+    elif first.startswith(_XZ):
+        opened = lzma.open
+    try:
+        with cast(AbstractContextManager[IO[bytes]], opened(stream)) as packed:
+            yield packed
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise Invalid(f"the archive cannot be unpacked: {error}", hint="pack it again") from error

@@ -11,7 +11,7 @@ import contextlib
 import io
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from sandbox.container.trust import trust
 from sandbox.errors import Conflict, Invalid, NotFound, PagurusError, TooMany
 from sandbox.image.store import StoredImage
 from sandbox.messages import Composition, CopyRequest, Service, StopRequest
-from sandbox.messages.services import MAX_SERVICES, ServiceNetwork, Volume
+from sandbox.messages.services import MAX_SERVICES, ServiceNetwork, ServiceState, Volume
 from sandbox.tree import files
 from sandbox.tree.copy_into import TargetTree, canonical, copy_into
 from sandbox.tree.safe_path import NO_LINKS, as_sandbox_root, directory, opened
@@ -49,9 +49,12 @@ def with_service(composition: Composition | None, name: str, service: Service) -
     composition = composition or NONE
     if name in composition.services:
         raise Conflict(f"there is a service {name} already", hint="remove it, or choose another name")
-    for other, one in composition.services.items():
-        for port in {port.published for port in one.ports} & {port.published for port in service.ports}:
-            raise Conflict(f"port {port} is already allocated, to service {other}", hint="choose another one")
+    used = {port.published for one in composition.services.values() for port in one.ports}
+    service = msgspec.structs.replace(
+        service,
+        ports=[port for port in service.ports if port.published not in used],
+        claimed=[port for port in service.ports if port.published in used],
+    )
     taken = {services.slot(composition, other) for other in composition.services}
     free = next((number for number in range(MAX_SERVICES) if number not in taken), None)
     if free is None:
@@ -62,7 +65,11 @@ def with_service(composition: Composition | None, name: str, service: Service) -
         for other, one in composition.services.items()
     }
     added = msgspec.structs.replace(service, slot=free)
-    missing = {network: ServiceNetwork() for network in service.networks if network not in composition.networks}
+    missing = {
+        network: ServiceNetwork(internal=network.startswith(services.ALONE))
+        for network in service.networks
+        if network not in composition.networks
+    }
     return msgspec.structs.replace(
         composition, services={**staying, name: added}, networks={**composition.networks, **missing}
     )
@@ -89,9 +96,40 @@ def without_service(composition: Composition, name: str) -> Composition:
         raise NotFound(f"no service {name}", hint=f"there are: {', '.join(composition.services) or 'none'}")
     if not said.container:
         raise Conflict(f"service {name} belongs to the composition of its sandbox", hint="stop it")
-    return msgspec.structs.replace(
-        composition, services={other: one for other, one in composition.services.items() if other != name}
-    )
+    staying = {other: one for other, one in composition.services.items() if other != name}
+    own = {network for network in said.networks if network.startswith(services.ALONE)}
+    own -= {network for one in staying.values() for network in one.networks}
+    networks = {network: one for network, one in composition.networks.items() if network not in own}
+    return msgspec.structs.replace(composition, services=staying, networks=networks)
+
+
+def with_name(composition: Composition, name: str, other: str) -> Composition:
+    """Likewise with another name of a service that programs of the sandbox have made. Raises NotFound, Conflict."""
+    without_service(composition, name)
+    if other in composition.services:
+        raise Conflict(f"there is a service {other} already", hint="remove it, or choose another name")
+    said = msgspec.structs.replace(composition.services[name], slot=services.slot(composition, name))
+    made = {other if key == name else key: said if key == name else one for key, one in composition.services.items()}
+    return msgspec.structs.replace(composition, services=made)
+
+
+def with_ports(composition: Composition, name: str, running: Collection[str]) -> Composition:
+    """A composition whose service has the ports that it claimed, before it starts. Pure.
+
+    As in Docker a number belongs to the container that runs. Raises Conflict for one of those that are `running`, or of
+    the sandbox's composition.
+    """
+    made, own = dict(composition.services), composition.services[name]
+    numbers = {port.published for port in own.claimed}
+    for other, one in composition.services.items():
+        lost = [port for port in one.ports if port.published in numbers]
+        if lost and (other in running or not one.container):
+            raise Conflict(f"port {lost[0].published} is already allocated, to {other}", hint="choose another one")
+        if lost:
+            left = [port for port in one.ports if port not in lost]
+            made[other] = msgspec.structs.replace(one, ports=left, claimed=[*one.claimed, *lost])
+    made[name] = msgspec.structs.replace(own, ports=[*own.ports, *own.claimed], claimed=[])
+    return msgspec.structs.replace(composition, services=made)
 
 
 class AddedServices:
@@ -132,6 +170,38 @@ class AddedServices:
         async with self._changing, live.altering("services", services.root(name)):
             if live.row.composition is not None and name in live.row.composition.services:
                 await self._undo(name)
+
+    async def claim_ports(self, name: str) -> None:
+        """Give one the ports that it publishes, before it starts. Raises Conflict."""
+        async with self._changing:
+            composed = self._live.composed
+            composition = composed.composition
+            if composition.services[name].claimed:
+                states = (ServiceState.RUNNING, ServiceState.RESTARTING)
+                made = with_ports(composition, name, {one.name for one in composed.all() if one.state in states})
+                await self._publish(made)
+                await asyncio.to_thread(self._announce, made)
+
+    async def rename(self, name: str, other: str) -> None:
+        """Give one that does not run another name. Raises Conflict, Invalid, NotFound."""
+        live = self._live
+        async with self._changing, live.altering("services", services.root(name), services.root(other)):
+            made = checked(with_name(live.row.composition or NONE, name, other))
+            if live.composed.info(name).state in (ServiceState.RUNNING, ServiceState.RESTARTING):
+                raise Conflict(f"{name} runs, and its files lie below its name", hint="stop it, and rename it then")
+            await asyncio.shield(self._move(name, other, made))
+
+    async def _move(self, name: str, other: str, made: Composition) -> None:
+        live = self._live
+        inside, base = live.container.inside, live.row.uid_base
+        await self._unmount(name)
+        await in_thread(files.move, inside, base, services.root(name), services.root(other))
+        for row in list(live.row.programs.values()):
+            if row.service == name:
+                live.programs.put(msgspec.structs.replace(row, service=other))
+        await self._publish(made)
+        await live.container.join_service(made, other)
+        await asyncio.to_thread(self._announce, made)
 
     @contextlib.contextmanager
     def attached(self, name: str, past: str) -> Iterator[None]:
@@ -255,6 +325,10 @@ class AddedServices:
         for target in sorted(sources, key=lambda target: target.count("/")):
             outer, place = services.mount_point(service, target)
             self._make_place(inside.below(outer) if outer else own, sources[target], place)
+        if service.workdir is not None:
+            outer, place = services.mount_point(service, service.workdir)
+            with contextlib.suppress(Invalid):  # it lies in a file: the start says so
+                _need_directory(inside.below(outer) if outer else own, base, place)
         return service
 
     def _resolved(self, root: int, service: Service, below: str) -> Service:
@@ -269,6 +343,8 @@ class AddedServices:
                 try:  # what the host mounts in the sandbox is refused with EXDEV
                     with tree.opened() as top:
                         return posixpath.join("/", above, canonical(top, inner))
+                except NotFound:
+                    raise Invalid(f"bind source path does not exist: {path}", hint="make it, or use -v") from None
                 except OSError as error:
                     raise Invalid(
                         f"{path} is no part of the sandbox's file tree", hint="mount another directory"

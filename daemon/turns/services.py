@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from daemon.catalogue import ProgramRow, put_sandbox
 from daemon.turns.place import place
-from sandbox.container import services
+from sandbox.container import rooted, services
 from sandbox.container.process import exit_code
 from sandbox.container.supervisor import SupervisorGone, Until
-from sandbox.descriptors import closing
 from sandbox.errors import CommandNotFound, Conflict, Invalid, NotFound, PagurusError
 from sandbox.messages import Composition, ExecResult, ProcessRequest, ProgramKind, SandboxState, Service, ServiceInfo
 from sandbox.messages.services import Condition, Probe, Restart, ServiceHealth, ServiceState, StopRequest, UpRequest
 from sandbox.tree import files
-from sandbox.tree.safe_path import root_of
 
 if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
@@ -464,7 +461,7 @@ class ServiceControl:
     async def _end_rest(self, name: str) -> None:
         """Kill what runs in the root of a service whose program has ended, as its container's end does in Docker."""
         with contextlib.suppress(PagurusError):
-            await asyncio.to_thread(_kill_below, self._live.container.tasks, name)
+            await asyncio.to_thread(rooted.kill, self._live.container.tasks, name)
 
 
 def _first(errors: BaseExceptionGroup) -> PagurusError:
@@ -477,16 +474,3 @@ def _first(errors: BaseExceptionGroup) -> PagurusError:
 
 def _has_check(said: Service) -> bool:
     return said.healthcheck is not None and bool(said.healthcheck.test)
-
-
-def _kill_below(tasks: Callable[[], list[int]], name: str) -> None:
-    """SIGKILL to all of the sandbox whose root is that of a service or below. Blocks."""
-    with contextlib.ExitStack() as stack:
-        held = {}
-        for pid in tasks():
-            with contextlib.suppress(OSError):
-                held[pid] = stack.enter_context(closing(os.pidfd_open(pid)))
-        for pid in set(tasks()) & held.keys():
-            with contextlib.suppress(OSError, PagurusError), root_of(pid) as root:
-                if services.owner(os.readlink(f"/proc/self/fd/{root}") + "/") == name:
-                    signal.pidfd_send_signal(held[pid], signal.SIGKILL)

@@ -20,6 +20,7 @@ from pathlib import PurePosixPath
 from sandbox.messages.services import Composition, Service
 
 SERVICES, VOLUMES = "/services", "/volumes"
+ALONE = "none."  # how a network begins in which a container is alone, for it is to have none
 #: What of the sandbox each service has, with all that is mounted there: masks over proc, control groups, terminals.
 SHARED = ("/proc", "/sys", "/dev")
 FIRST = int(IPv4Address("127.1.0.2"))

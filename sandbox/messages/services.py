@@ -127,6 +127,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_SERVICES)] | None = None  # of its address; None: its place in order
     container: str = ""  # the id of one that a program of the sandbox has added
     created_at: Annotated[float, msgspec.Meta(ge=0, le=1e12)] = 0.0  # of such a one: seconds since the epoch
+    claimed: list[PublishedPort] = []  # of such a one: those that another one has, which its next start takes over
     remove_at_end: bool = False  # of such a one: it goes when its program has ended
     stdin_open: bool = False  # its stdin is a pipe that stays open, so that a shell waits; else it is empty
     tty: bool = False  # its streams are a terminal

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
-from daemon.docker import bodies, build, shown
+from daemon.docker import bodies, build, options, refused, shown
 from daemon.docker.engine import tagged
 from daemon.docker.events import ContainerView, between, fits
-from daemon.docker.paths import ROUTES
+from daemon.docker.follow import need_all
+from daemon.docker.paths import ROUTES, Call
 from daemon.docker.service import PORT
 from daemon.network.addresses import kernel_entry, published_places
-from daemon.turns.added import checked, with_service, without_service
+from daemon.turns.added import NONE, checked, with_name, with_ports, with_service, without_service
+from sandbox.compose.connections import FIRST_FREE
 from sandbox.container import services
 from sandbox.errors import Conflict, Invalid, NotFound, TooMany, Unsupported
 from sandbox.messages import Composition, Service, ServiceInfo
@@ -83,14 +87,104 @@ def test_clients_send_null_for_what_they_do_not_say() -> None:
         {"HostConfig": {"Devices": [{}]}},
         {"HostConfig": {"NetworkMode": "host"}},
         {"HostConfig": {"NetworkMode": "container:x"}},
-        {"HostConfig": {"ReadonlyRootfs": True}},
         {"HostConfig": {"VolumesFrom": ["x"]}},
+        {"HostConfig": {"Sysctls": {"net.core.somaxconn": "1"}}},
+        {"HostConfig": {"Dns": ["1.1.1.1"]}},
+        {"HostConfig": {"DeviceRequests": [{"Count": -1}]}},
+        {"HostConfig": {"GroupAdd": ["7"]}},
+        {"HostConfig": {"IpcMode": "host"}},
+        {"HostConfig": {"PidMode": "host"}},
+        {"HostConfig": {"UTSMode": "host"}},
+        {"HostConfig": {"UsernsMode": "host"}},
+        {"HostConfig": {"CgroupnsMode": "host"}},
+        {"HostConfig": {"CgroupParent": "x"}},
+        {"HostConfig": {"Runtime": "kata"}},
+        {"HostConfig": {"Links": ["db:database"]}},
+        {"NetworkingConfig": {"EndpointsConfig": {"n": {"IPAMConfig": {"IPv4Address": "10.0.0.7"}}}}},
         {"HostConfig": {"Mounts": [{"Type": "npipe", "Source": "/a", "Target": "/b"}]}},
     ],
 )
 def test_what_would_be_another_container_is_refused(said: dict[str, Any]) -> None:
     with pytest.raises(Unsupported):
         service(**said)
+
+
+def test_what_does_something_else_is_said() -> None:
+    said: dict[str, Any] = {
+        "Hostname": "web", "Volumes": {"/data": {}},
+        "HostConfig": {
+            "ReadonlyRootfs": True, "CapDrop": ["ALL"], "ShmSize": 1 << 20, "Ulimits": [{"Name": "nofile"}],
+            "SecurityOpt": ["seccomp=unconfined"], "PortBindings": {"53/udp": [{"HostPort": "53"}]}, "Links": ["db:db"],
+        },
+    }  # fmt: skip
+    body = msgspec.convert({"Image": "debian", **said}, bodies.ContainerBody)
+    assert body.host_config is not None and bodies.service(body, "web").ports == []
+    warned = {line.partition(":")[0] for line in options.warnings(body, body.host_config)}
+    assert warned == {
+        "--cap-drop", "--hostname", "--publish", "--read-only", "--security-opt", "--shm-size", "--ulimit", "--volume"
+    }  # fmt: skip
+    body = msgspec.convert({"Image": "debian", "Hostname": "f" * 64}, bodies.ContainerBody)
+    assert options.warnings(body, bodies.HostConfig()) == []
+
+
+def test_ports_without_a_number_are_free_ones() -> None:
+    said = {"ExposedPorts": {"80/tcp": {}, "81/tcp": {}}, "HostConfig": {"PublishAllPorts": True}}
+    body = msgspec.convert({"Image": "debian", **said}, bodies.ContainerBody)
+    taken = [FIRST_FREE]
+    ports = bodies.service(body, "web", taken).ports
+    assert [(one.target, one.published) for one in ports] == [(80, FIRST_FREE + 1), (81, FIRST_FREE + 2)]
+    body.host_config = bodies.HostConfig(port_bindings={"80/tcp": [bodies.PortBinding(host_port="8000-8001")]})
+    assert [one.published for one in bodies.service(body, "web", [8000]).ports] == [8001]
+    with pytest.raises(Invalid, match="no port of 8000-8001 is free"):
+        bodies.service(body, "web", [8000, 8001])
+
+
+def test_a_container_that_is_to_have_no_network_is_alone() -> None:
+    said = service(HostConfig={"NetworkMode": "none"})
+    made = with_service(None, "web", msgspec.structs.replace(said, container="f" * 64))
+    assert not services.goes_outside(made, "web") and services.reaches(made, "web") == ["web"]
+    assert without_service(made, "web").networks.keys() == NONE.networks.keys()
+
+
+def test_another_name_keeps_address_and_place() -> None:
+    made = with_service(None, "a", Service(image="i", container="f" * 64))
+    made = with_name(with_service(made, "b", Service(image="i", container="e" * 64)), "a", "c")
+    assert [(name, services.address(made, name)) for name in made.services] == [("c", "127.1.0.2"), ("b", "127.1.0.3")]
+    with pytest.raises(Conflict):
+        with_name(made, "c", "b")
+    with pytest.raises(Conflict, match="belongs to the composition"):
+        with_name(Composition(services={"a": Service(image="i")}, main="a"), "a", "b")
+
+
+def test_a_port_belongs_to_the_container_that_runs() -> None:
+    said = Service(image="i", container="f" * 64, ports=[PublishedPort(target=80, published=8080)])
+    made = with_service(with_service(None, "a", said), "b", said)
+    assert made.services["a"].ports == said.ports and made.services["b"].claimed == said.ports
+    with pytest.raises(Conflict, match="8080 is already allocated, to a"):
+        with_ports(made, "b", {"a"})
+    made = with_ports(made, "b", ())
+    assert published_places(made)[8080][0] & 0xFF == 3
+    assert (made.services["a"].ports, made.services["a"].claimed) == ([], said.ports)
+    assert with_ports(made, "a", ()).services["a"].ports == said.ports
+
+
+def test_logs_are_whole_or_refused() -> None:
+    def request(**query: str) -> None:
+        need_all(Call(make_mocked_request("GET", f"/?{urlencode(query)}"), "web"), 1000.0, 2000.0)
+
+    for said in (
+        {},
+        {"since": "1000.5"},
+        {"since": "1970-01-01T00:16:40.123456789Z"},
+        {"until": "2000"},
+        {"tail": "3"},
+    ):
+        request(**said)
+    for said in ({"since": "1500"}, {"since": "1970-01-01T00:20:00Z"}, {"until": "1500"}, {"timestamps": "1"}):
+        with pytest.raises(Unsupported):
+            request(**said)
+    with pytest.raises(Invalid):
+        request(since="yesterday")
 
 
 @pytest.mark.parametrize(
@@ -155,12 +249,6 @@ def test_what_a_new_daemon_could_not_read_is_not_written(said: dict[str, Any]) -
         checked(with_service(None, name, Service(image="i", **said)))
 
 
-def test_a_port_is_published_once() -> None:
-    web = Service(image="i", ports=[PublishedPort(target=80, published=8080)])
-    with pytest.raises(Conflict, match="already allocated"):
-        with_service(with_service(None, "a", web), "b", web)
-
-
 def test_published_ports_lead_to_their_service() -> None:
     web = Service(image="i", ports=[PublishedPort(target=80, published=8080)])
     made = with_service(with_service(None, "a", Service(image="i")), "web", web)
@@ -218,7 +306,9 @@ def test_calls_are_found_with_and_without_a_version() -> None:
     assert named == "team/app:1" and handler.__name__ == "_image"
     assert ROUTES.find("GET", "/images/team/app:1/json")[1] == "team/app:1"
     with pytest.raises(NotFound):
-        ROUTES.find("POST", "/swarm/init")
+        ROUTES.find("POST", "/nosuch")
+    for method, path, why, instead in refused.CALLS:
+        assert why and instead and ROUTES.find(method, path.replace("{id}", "c").replace("{name}", "i"))
 
 
 def test_names_are_as_docker_reads_them() -> None:
