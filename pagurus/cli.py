@@ -28,6 +28,8 @@ ROOMS = {
 VERBS = {
     "run": Verb("sandboxes.run", "Start a sandbox; with a command, run it there."),
     "up": Verb("sandboxes.compose", "Start the services of a compose file in one sandbox."),
+    "down": Verb("sandboxes.compose", "Remove the sandbox of a compose file, with its checkpoints."),
+    "ps": Verb("sandboxes.compose", "The services of the sandbox of a compose file."),
     "services": Verb("sandboxes.compose", "The services of a sandbox; start, stop or restart some."),
     "exec": Verb("sandboxes.exec", "Run a command in a sandbox and end the turn."),
     "shell": Verb("sandboxes.shell", "A terminal in a sandbox."),
@@ -69,7 +71,7 @@ VERBS = {
     "attach": Verb("training.train", "Show the output of a detached run until it ends."),
     "submit": Verb("training.jobs", "Queue a training run at the cluster."),
     "jobs": Verb("training.jobs", "The jobs of the cluster."),
-    "logs": Verb("training.jobs", "What a job says, or a service of a sandbox."),
+    "logs": Verb("training.jobs", "What a job says, or the services of a sandbox."),
     "cancel": Verb("training.jobs", "End jobs, or take them out of the queue."),
     "rollouts": Verb("training.rollouts", "What the rollouts of a run do, did, and why they wait."),
     "weights": Verb("training.weights", "The published versions of a run's policy."),

@@ -1,4 +1,4 @@
-"""``pagurus up`` and ``pagurus services``: sandboxes of several services, from compose files."""
+"""``pagurus up``, ``down``, ``ps`` and ``services``: sandboxes of several services, from compose files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pagurus import output
-from pagurus.common import Json, SandboxName, call, carry_out, client
+from pagurus.common import Json, call, carry_out, client, sandbox_names
 from pagurus.sandboxes import net
 from pagurus.sandboxes.exec import pairs
-from sandbox.errors import Invalid, PagurusError
+from sandbox.errors import Conflict, Invalid, NotFound, PagurusError
 
 if TYPE_CHECKING:
     from sandbox import Client, LogChunk, Sandbox
+    from sandbox.compose.project import Project
     from sandbox.messages import ServiceInfo
     from sandbox.sdk.services import ServiceHandle
 
 verbs = typer.Typer()
 
+PROJECT = "compose.project"  # the label that says of which project a sandbox is
 TAIL = 4096  # bytes of each output of a service that failed
 FileOption = Annotated[
     list[Path] | None,
     typer.Option("--file", "-f", help="A compose file; several are merged. Else that of this directory."),
+]
+
+OfProject = Annotated[
+    str | None,
+    typer.Argument(
+        help="Its name or id; else the one of this directory's compose file.",
+        metavar="[SANDBOX]",
+        autocompletion=sandbox_names,
+    ),
 ]
 
 
@@ -144,9 +155,70 @@ async def _lines(chunks: AsyncIterator[LogChunk]) -> AsyncIterator[str]:
         yield last.decode("utf-8", "replace")
 
 
+async def of_project(host: Client, sandbox: str | None, file: list[Path] | None = None) -> Sandbox:
+    """The sandbox of this name, or the one that the compose file of this directory was started in.
+
+    Raises Conflict where there are several, NotFound.
+    """
+    if sandbox is not None:
+        return await host.get(sandbox)
+    name = _project(file).name
+    existing = await host.sandboxes({PROJECT: name})
+    if not existing:
+        raise NotFound(f"no sandbox of the project {name}", hint="pagurus up -d, or name the sandbox")
+    if len(existing) > 1:
+        ids = ", ".join(info.id for info in existing)
+        raise Conflict(f"several sandboxes are of the project {name}: {ids}", hint="name one of them")
+    return await host.get(existing[0].id)
+
+
+def _project(file: list[Path] | None) -> Project:
+    import os
+
+    from sandbox.compose.load import load
+
+    return load([*file] if file else ["."], env=os.environ)
+
+
+@verbs.command()
+def down(
+    sandbox: OfProject = None,
+    file: FileOption = None,
+    volumes: Annotated[
+        bool, typer.Option("--volumes", "-v", help="Also where the services have volumes, which go with it.")
+    ] = False,
+) -> None:
+    """Remove the sandbox of a compose file, with its checkpoints. Volumes are part of it: -v agrees to that."""
+
+    async def work(host: Client) -> str:
+        box = await of_project(host, sandbox, file)
+        if sandbox is None and not volumes:
+            services = _project(file).composition.services.values()
+            if named := sorted({volume.name for one in services for volume in one.volumes}):
+                raise Conflict(
+                    f"the volumes are in the sandbox and go with it: {', '.join(named)}",
+                    hint="pagurus down -v; `pagurus services --stop NAME` only stops",
+                )
+        await box.remove()
+        return box.id
+
+    print(call(work))
+
+
+@verbs.command()
+def ps(sandbox: OfProject = None, file: FileOption = None, json: Json = False) -> None:
+    """The services of the sandbox of a compose file."""
+
+    async def work(host: Client) -> list[ServiceInfo]:
+        return [*await (await of_project(host, sandbox, file)).services.list()]
+
+    _show(call(work), json)
+
+
 @verbs.command()
 def services(
-    sandbox: SandboxName,
+    sandbox: OfProject = None,
+    file: FileOption = None,
     start: Annotated[bool, typer.Option("--up", help="Start those that do not run.")] = False,
     restart: Annotated[
         list[str] | None, typer.Option(help="Restart this one. May be repeated.", metavar="NAME")
@@ -157,7 +229,7 @@ def services(
     """The services of a sandbox; start, stop or restart some."""
 
     async def work(host: Client) -> list[ServiceInfo]:
-        box = await host.get(sandbox)
+        box = await of_project(host, sandbox, file)
         for name in stop or ():
             await (await box.services.get(name)).stop()
         for name in restart or ():
@@ -166,7 +238,10 @@ def services(
             await _start(box, wait=True, timeout=300.0)
         return [*await box.services.list()]
 
-    result = call(work)
+    _show(call(work), json)
+
+
+def _show(result: list[ServiceInfo], json: bool) -> None:
     if json:
         output.as_json(result)
         return
@@ -189,11 +264,20 @@ def services(
     )
 
 
-async def show_logs(host: Client, sandbox: str, service: str, follow: bool) -> None:
-    """What a service of a sandbox says, as it says it."""
+async def show_logs(host: Client, target: str | None, service: str | None, follow: bool) -> None:
+    """What the services of a sandbox say, or one of them; `target`: the sandbox, or a service of this directory's."""
     import sys
 
-    handle = await (await host.get(sandbox)).services.get(service)
+    try:
+        box = await of_project(host, target)
+    except NotFound:
+        if target is None or service is not None:
+            raise
+        box, service = await _with_service(host, target), target
+    if service is None:
+        await (_follow(box) if follow else _show_all(box))
+        return
+    handle = await box.services.get(service)
     if not follow:
         logs = await handle.logs()
         for stream, data in ((sys.stdout, logs.stdout), (sys.stderr, logs.stderr)):
@@ -204,3 +288,25 @@ async def show_logs(host: Client, sandbox: str, service: str, follow: bool) -> N
         stream = sys.stdout if chunk.stream == "stdout" else sys.stderr
         stream.buffer.write(chunk.data)
         stream.buffer.flush()
+
+
+async def _with_service(host: Client, name: str) -> Sandbox:
+    """The sandbox of this directory, which has this service. Raises NotFound."""
+    with contextlib.suppress(PagurusError):
+        box = await of_project(host, None)
+        if any(info.name == name for info in await box.services.list()):
+            return box
+    raise NotFound(
+        f"no job, no sandbox and no service {name}", hint="pagurus ls, pagurus ps and pagurus jobs list them"
+    )
+
+
+async def _show_all(box: Sandbox) -> None:
+    """What all services have said, service by service."""
+    infos = await box.services.list()
+    width = max(len(info.name) for info in infos)
+    for info in infos:
+        if info.program is not None:
+            logs = await (await box.services.get(info.name)).logs()
+            for line in (logs.stdout + logs.stderr).decode("utf-8", "replace").splitlines():
+                output.say(f"{info.name:<{width}} | {line}")

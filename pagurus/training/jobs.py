@@ -14,7 +14,7 @@ import typer
 from pagurus import output
 from pagurus.common import AUTHORITY, HOST, TOKEN, Json, call, item, needs_training
 from pagurus.training.options import given, settings_command
-from sandbox.errors import Invalid
+from sandbox.errors import Invalid, NotFound
 
 if TYPE_CHECKING:
     from sandbox import Client
@@ -138,34 +138,46 @@ def _row(job: JobInfo) -> tuple[object, ...]:
 
 @verbs.command()
 def logs(
-    job: Annotated[str, typer.Argument(metavar="JOB|SANDBOX", help="The id of a job; with --service, a sandbox.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JOB|SANDBOX|SERVICE]",
+            help="A job; or a sandbox of services, or one of the services of this directory's compose file.",
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until it has ended.")] = False,
     service: Annotated[str | None, typer.Option(help="Of a sandbox that `pagurus up` made.", metavar="NAME")] = None,
 ) -> None:
-    """What a job says, or a service of a sandbox."""
-    if service is not None:
+    """What a job says, or the services of a sandbox."""
+
+    async def work(host: Client) -> None:
         from pagurus.sandboxes.compose import show_logs
 
-        call(lambda host: show_logs(host, job, service, follow))
-        return
-
-    async def work(cluster: Client) -> None:
-        import asyncio
-
-        from sandbox.messages.cluster import JobInfo
-
-        begin = 0
-        while True:
-            over = (await cluster.call("GET", f"/v1/cluster/jobs/{job}", JobInfo)).ended_at is not None
-            while said := await cluster.raw("GET", f"/v1/cluster/jobs/{job}/log?from={begin}", None, ""):
-                sys.stdout.buffer.write(said)
-                sys.stdout.buffer.flush()
-                begin += len(said)
-            if over or not follow:
-                return
-            await asyncio.sleep(FOLLOW_INTERVAL)
+        if target is None or service is not None or not await _show_job(host, target, follow):
+            await show_logs(host, target, service, follow)
 
     call(work)
+
+
+async def _show_job(cluster: Client, job: str, follow: bool) -> bool:
+    """What a job says. False: there is none of this id."""
+    import asyncio
+
+    from sandbox.messages.cluster import JobInfo
+
+    begin = 0
+    while True:
+        try:
+            over = (await cluster.call("GET", f"/v1/cluster/jobs/{job}", JobInfo)).ended_at is not None
+        except (Invalid, NotFound):  # Invalid: a daemon has no such route, only a coordinator has
+            return False
+        while said := await cluster.raw("GET", f"/v1/cluster/jobs/{job}/log?from={begin}", None, ""):
+            sys.stdout.buffer.write(said)
+            sys.stdout.buffer.flush()
+            begin += len(said)
+        if over or not follow:
+            return True
+        await asyncio.sleep(FOLLOW_INTERVAL)
 
 
 @verbs.command()

@@ -161,6 +161,8 @@ VERBS = {
         "run",
         "up",
         "services",
+        "down",
+        "ps",
         "ls",
         "top",
         "exec",
