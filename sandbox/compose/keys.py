@@ -53,7 +53,7 @@ REFUSED = {
     "provider": ("providers are not supported", "use a service with an image"),
     "runtime": ("there is one runtime", "remove it"),
     "sysctls": ("services do not change the kernel's settings", "remove it"),
-    "use_api_socket": ("there is no Docker Engine", "remove it"),
+    "use_api_socket": ("the host's Docker Engine is not shared", "remove it: --docker gives the main service its own"),
     "userns_mode": ("user namespaces of the host are not shared", "remove it"),
     "uts": ("the UTS namespace of the host is not shared", "remove it"),
     "volumes_from": ("volumes are named", "name the volumes of that service"),

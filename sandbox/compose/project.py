@@ -39,7 +39,7 @@ class DirectoryCopy:
     """A directory whose content is copied into a service before it starts."""
 
     service: str
-    source: str
+    source: str  # of this machine; "": an empty one is made
     target: str
 
 

@@ -14,6 +14,7 @@ from sandbox.compose.values import Value
 from sandbox.messages.services import HostMount, Volume
 
 _SECRETS = "/run/secrets"
+_DOCKER_SOCKET = "docker.sock"
 _MODE = re.compile(r"(?:0o?)?([0-7]{3,4})")
 _WITHOUT_EFFECT = {
     *("z", "Z", "cached", "delegated", "consistent", "rw", "ro", "rprivate", "private", "rslave", "slave", "rshared"),
@@ -129,14 +130,18 @@ class _Reader:
             if not bind.read_only:
                 resources.note(bind.value, f"{source} is copied: what the service writes there stays in the sandbox")
             return
+        if os.path.basename(source) == _DOCKER_SOCKET:
+            raise bind.value.refuse(
+                "the socket of the host's Docker Engine is not shared",
+                "remove it: with --docker (docker=True) the main service has docker, within its sandbox",
+            )
         missing = not os.path.lexists(source)
         if not missing and not os.path.isdir(source):
             raise bind.value.refuse(f"{source} is neither a file nor a directory", "remove it: no socket, no device")
         if resources.copy_binds:
             if missing and not bind.create:
                 raise bind.value.refuse(f"{source} does not exist", "make it, or remove the volume")
-            if not missing:
-                resources.directories.append(DirectoryCopy(self._service, source, bind.target))
+            resources.directories.append(DirectoryCopy(self._service, "" if missing else source, bind.target))
             return
         if not bind.read_only:
             raise bind.value.refuse(

@@ -19,7 +19,7 @@ from sandbox.messages import CreateRequest, Limits, Network, SandboxInfo
 from sandbox.sdk.handle import Creation, Sandbox
 
 if TYPE_CHECKING:
-    from sandbox.compose.project import Project, ServiceBuild
+    from sandbox.compose.project import DirectoryCopy, Project, ServiceBuild
     from sandbox.sdk.client import Client
 
 PULLS = 3  # images that are pulled at once
@@ -179,6 +179,15 @@ def _inline(text: str) -> Iterator[Path]:
 # --------------------------------------------------------------------------- files
 
 
+def hidden(project: Project, tree: DirectoryCopy) -> list[str]:
+    """The parts of a directory in whose place a service has something else, such as ``node_modules`` of a volume."""
+    service = project.composition.services[tree.service]
+    places = [*service.tmpfs, *(one.target for one in service.volumes), *(one.target for one in service.mounts)]
+    places += [other.target for other in project.directories if other.service == tree.service]
+    above = f"{tree.target.rstrip('/')}/"
+    return [place.removeprefix(above) for place in places if place.startswith(above)]
+
+
 async def copy_files(sandbox: Sandbox, project: Project) -> None:
     """Copy the files and directories that services have from this machine, and make the `working_dir` of each."""
     from sandbox.compose.read import read_file
@@ -186,8 +195,11 @@ async def copy_files(sandbox: Sandbox, project: Project) -> None:
     for name, service in project.composition.services.items():
         if service.workdir is not None:
             await sandbox.files.mkdir(service.workdir, service=name)
-    for tree in project.directories:
-        await sandbox.files.upload(tree.source, tree.target, service=tree.service)
+    for tree in sorted(project.directories, key=lambda tree: tree.target.count("/")):
+        if not tree.source:
+            await sandbox.files.mkdir(tree.target, service=tree.service)
+            continue
+        await sandbox.files.upload(tree.source, tree.target, service=tree.service, without=hidden(project, tree))
     for item in project.files:
         content, mode = item.content, item.mode
         if item.source is not None:

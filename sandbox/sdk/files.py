@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,17 +122,19 @@ class Files(Facet):
         *,
         progress: Callable[[int], Any] | None = None,
         service: str | None = None,
+        without: Collection[str] = (),
     ) -> int:
         """Copy a local file, or the content of a local directory, into the directory `path`.
 
         Modes, times, links and hard links are kept; everything belongs to the sandbox's root. `progress` is
-        called with the bytes sent so far. Returns the bytes of the files.
+        called with the bytes sent so far. `without`: paths below the directory that are left out, such as
+        ``["node_modules"]``. Returns the bytes of the files.
         """
         source = Path(local)
         if not await asyncio.to_thread(source.exists):
             raise Invalid(f"{source} does not exist", hint="name a local file or directory")
         reader, writer = os.pipe()
-        packing = in_thread(_pack, source, writer)
+        packing = in_thread(_pack, source, writer, without)
         try:
             answer = await self._client.raw(
                 "PUT", self._url("tree", service, path=path), _chunks(reader, progress), TAR
@@ -231,7 +233,7 @@ async def _chunks(reader: int, progress: Callable[[int], Any] | None) -> AsyncIt
                 progress(sent)
 
 
-def _pack(source: Path, writer: int) -> None:
+def _pack(source: Path, writer: int, without: Collection[str]) -> None:
     from sandbox.tree import archive
 
     directory = source if source.is_dir() else source.absolute().parent
@@ -240,7 +242,7 @@ def _pack(source: Path, writer: int) -> None:
         contextlib.suppress(BrokenPipeError),
         os.fdopen(writer, "wb", buffering=CHUNK) as out,
     ):
-        archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out)
+        archive.pack(root, "/" if source.is_dir() else f"/{source.name}", out, without=without)
 
 
 def _unpack(opening: contextlib.ExitStack, directory: int, reader: int, limit: int) -> int:

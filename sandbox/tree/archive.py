@@ -14,6 +14,7 @@ import posixpath
 import stat
 import struct
 import tarfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO
@@ -37,10 +38,18 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 def pack(
-    root: int, path: str, out: IO[bytes], *, uid_base: int = 0, complete: bool = False, named: bool = False
+    root: int,
+    path: str,
+    out: IO[bytes],
+    *,
+    uid_base: int = 0,
+    complete: bool = False,
+    named: bool = False,
+    without: Collection[str] = (),
 ) -> None:
     """Write `path` below `root` to `out`: a directory as its content, anything else, or if `named`, as itself.
 
+    `without`: paths of that content that are left out, with what is in them.
     `complete`: with FIFOs and extended attributes, for a tree that does not change. A file that grows or shrinks
     during it has the size that it had when its turn came.
     """
@@ -48,7 +57,7 @@ def pack(
         tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as packed,
         opened(root, path, os.O_PATH) as result,
     ):
-        packer = _Packer(packed, uid_base, complete)
+        packer = _Packer(packed, uid_base, complete, without)
         if stat.S_ISDIR(os.fstat(result).st_mode) and not named:
             with opened(root, path, os.O_RDONLY | os.O_DIRECTORY) as directory:
                 packer.directory(directory, "", 0)
@@ -62,16 +71,19 @@ def pack(
 
 
 class _Packer:
-    def __init__(self, out: tarfile.TarFile, uid_base: int, complete: bool) -> None:
+    def __init__(self, out: tarfile.TarFile, uid_base: int, complete: bool, without: Collection[str]) -> None:
         self.out = out
         self.uid_base = uid_base
         self.complete = complete
+        self.without = without
         self.linked: dict[tuple[int, int], str] = {}
 
     def directory(self, directory: int, prefix: str, depth: int) -> None:
         if depth > MAX_DEPTH:
             raise Invalid(f"{prefix} is nested more than {MAX_DEPTH} deep")
         for name in sorted(os.listdir(directory)):
+            if f"{prefix}{name}" in self.without:
+                continue
             try:
                 self.entry(directory, name, f"{prefix}{name}", depth)
             except FileNotFoundError:

@@ -12,7 +12,7 @@ import pytest
 from sandbox import Client, ImageNotFound, Invalid, Limits, NotFound
 from sandbox.messages import Composition, CreateRequest, SandboxInfo, Service
 from sandbox.messages.services import ServiceHealth, ServiceState
-from sandbox.sdk.compose import limits_of
+from sandbox.sdk.compose import hidden, limits_of
 from sandbox.testing import FakeHost
 from tests.support.compose_files import project
 
@@ -176,3 +176,21 @@ async def test_a_composition_is_made_without_a_file(host: Client) -> None:
     composition = Composition(services={"db": Service(image="postgres")}, main="db")
     info = await host.call("POST", "/v1/sandboxes", SandboxInfo, CreateRequest(image="", composition=composition))
     assert [service.name for service in await (await host.get(info.id)).services.list()] == ["db"]
+
+
+async def test_what_lies_in_a_copied_directory_stays_what_it_is(host: Client, tmp_path: Path) -> None:
+    """As in Docker: a volume of node_modules in a bind of the sources, and directories that are not there yet."""
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules/of-the-host").touch()
+    (tmp_path / "index.js").touch()
+    text = """
+        services:
+          web: {image: debian, volumes: [".:/app", "/app/node_modules", "./data/new:/data"]}
+    """
+    made = project(tmp_path, text, copy_binds=True)
+    sources = {tree.target: tree for tree in made.directories}
+    assert sources["/data"].source == "" and hidden(made, sources["/app"]) == ["node_modules"]
+    async with host.compose(tmp_path / "compose.yaml", env={}, copy_binds=True, up=False) as sb:
+        assert await sb.files.read("/app/index.js", service="web") == b""
+        with pytest.raises(NotFound):
+            await sb.files.read("/app/node_modules/of-the-host", service="web")
