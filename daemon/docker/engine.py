@@ -135,6 +135,8 @@ class Engine:
             except NotFound:
                 async with self.live.altering("docker run", path):
                     await asyncio.to_thread(files.make_directory, inside, base, inner)
+            except Invalid:  # it is of the host, such as /proc: the mount of it is refused
+                continue
 
     def remember(self, prepared: PreparedExec) -> None:
         self.execs[prepared.number] = prepared
