@@ -14,6 +14,7 @@ import msgspec
 
 from rollout.decide.blame import TrajectoryFailure
 from rollout.engine.client import Generation
+from rollout.experts import RoutedExperts, extend, within
 from rollout.rewards.messages import Score, Scoring
 
 Status = Literal["completed", "truncated", "failed", "aborted"]
@@ -95,6 +96,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
     mask: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    experts: list[RoutedExperts] = []  # that sampled them, of a mixture whose router is replayed; no token twice
     reward: float = 0.0
     status: Status = "completed"
     reason: str = ""  # for people; decisions go by `failure`
@@ -136,6 +138,11 @@ class Trajectory(msgspec.Struct, kw_only=True):
     def oldest(self) -> int | None:
         """Oldest policy version in it; None before the first sampled token."""
         return min((version for version in self.versions if version >= 0), default=None)
+
+    @property
+    def routed(self) -> int:
+        """The end of the tokens whose experts are known."""
+        return self.experts[-1].end if self.experts else 0
 
     @property
     def thinking(self) -> int | None:
@@ -182,10 +189,19 @@ class Trajectory(msgspec.Struct, kw_only=True):
         self.logprobs += [0.0] * len(ids)
         self.versions += [-1] * len(ids)
 
-    def append(self, at: int, tokens: list[int], mask: list[int], logprobs: list[float], versions: list[int]) -> None:
-        """Tokens of another process, from position `at` on."""
+    def append(
+        self,
+        at: int,
+        tokens: list[int],
+        mask: list[int],
+        logprobs: list[float],
+        versions: list[int],
+        experts: list[RoutedExperts],
+    ) -> None:
+        """Tokens of another process, from position `at` on, and the experts that it has learned of since."""
         self.tokens[at:], self.mask[at:] = tokens, mask
         self.logprobs[at:], self.versions[at:] = logprobs, versions
+        self.experts = within(self.experts, 0, at) + experts
 
     def sampled(self, generation: Generation) -> None:
         """Tokens that the policy sampled, as the engine gave them."""
@@ -194,6 +210,7 @@ class Trajectory(msgspec.Struct, kw_only=True):
         self.logprobs += generation.logprobs
         for span in generation.spans:
             self.versions += [span.version] * (span.end - span.start)
+        extend(self.experts, generation.experts, self.breaks[-1] if self.breaks else 0, len(self.tokens))
 
 
 class Group(msgspec.Struct, kw_only=True):

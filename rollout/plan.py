@@ -83,6 +83,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_timeout: float = 300.0  # seconds for which a run that has begun waits for its host
     devices: DevicePlacement = DevicePlacement()  # which GPUs its servers and the trainer's ranks have
     lora: int = 0  # rank of the adapters that are published instead of weights; 0: weights
+    router_replay: bool = False  # answers name the experts of each token, for the trainer
     image: str | None = None  # instead of the environment's
     pace: float = 0.0  # seconds per answer, at least: see rollout.episode.pace
     steps: int = 0  # of the trainer

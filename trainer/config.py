@@ -19,12 +19,14 @@ from rollout.config import PlaySettings, RolloutConfig
 from rollout.decide.keeping import KeepPlan
 from rollout.decide.ranges import Count, Natural, NotNegative
 from rollout.engine.client import Sampling
+from rollout.engine.launch import NO_EXPERTS
 from rollout.environments import directory as task
 from rollout.environments import splits
 from rollout.environments.base import Environment
 from rollout.environments.mixture import Mixture, MixturePart, load_curriculum
 from rollout.environments.splits import SHARE, Share
 from rollout.episode.spec import EpisodeLimits, PhaseTimeouts
+from rollout.experts import need_routers
 from rollout.plan import NAME, PoolPlan, RolloutPlan, SharePlan, SuitePlan, read_plan
 from rollout.rewards.weighted import RewardPlan, need_rewards
 from sandbox import durable
@@ -304,6 +306,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
         )
     need_model(begin, *environments(config), length=config.max_length)
     need_cuttable(model_content(begin), mesh_layout(config), adapters=config.lora > 0)
+    need_mixture(config, begin)
     config = _absolute(config)
     planned = rollout_plan(config, begin)  # refuses a machine with too few GPUs, or too little memory of them
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
@@ -426,7 +429,7 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             "timeout": config.timeouts.refused,
         }
     )
-    return RolloutPlan(
+    plan = RolloutPlan(
         **common(config, RolloutPlan)
         | {
             "task": str(config.task),
@@ -436,11 +439,22 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
             "curriculum": None if config.curriculum is None else str(config.curriculum),
             "host_timeout": config.timeouts.host,
             "devices": machine.devices(config, begin)[0],
+            "router_replay": config.objective.router_replay,
             "pace": fitting.pace,
             "nice": fitting.nice,
             "sizing": fitting.reason,
         }
     )
+    if plan.router_replay and plan.engine == "vllm" and not (plan.devices.engines or plan.pool.urls):
+        raise Invalid(NO_EXPERTS, hint="leave out objective.router_replay, or choose --engine embedded")
+    return plan
+
+
+def need_mixture(config: TrainConfig, begin: Path) -> None:
+    """Refuses objectives about experts for a model whose routers are not known."""
+    for key in ("router_replay", "balance"):
+        if getattr(config.objective, key):
+            need_routers(str(model_content(begin).get("model_type")), f"objective.{key}")
 
 
 def common(settings: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, Any]:

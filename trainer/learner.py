@@ -140,7 +140,7 @@ class Learner:
         `last`: the batch is complete with these, so that no sampling runs while they are computed.
         """
         began = time.perf_counter()
-        retained, refused = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        retained, refused = self._accepted(samples)
         for name, reason in refused:
             self._stats.refused[reason] = self._stats.refused.get(reason, 0) + 1
             self._stats.put_aside[name] = reason
@@ -180,7 +180,7 @@ class Learner:
     def probe(self, samples: Sequence[Sample]) -> str | None:
         """Why no gradient can be made of these samples, or None. Every one bears gradient here; nothing is changed."""
         self.begin()
-        retained, _ = accepted(samples, self.scorer.vocabulary, self.scorer.positions)
+        retained, _ = self._accepted(samples)
         if retained:
             counts = [sample.sampled for sample in retained]
             ones = torch.ones(sum(counts), dtype=torch.float64)
@@ -198,6 +198,10 @@ class Learner:
         return None if name is None else f"its gradient of {name} is not finite"
 
     # ------------------------------------------------------------------ parts of a step
+
+    def _accepted(self, samples: Sequence[Sample]) -> tuple[list[Sample], list[tuple[str, str]]]:
+        scorer = self.scorer
+        return accepted(samples, scorer.vocabulary, scorer.positions, experts=scorer.replay is not None)
 
     def _complete(self, samples: list[Sample]) -> None:
         """A complete batch, whose advantages need all of it, in as many updates as the settings say."""

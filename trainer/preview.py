@@ -15,7 +15,15 @@ from rollout.engine import gpus
 from rollout.environments import directory as task
 from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import TrainConfig, environments, mesh_layout, model_content, need_model, need_objective
+from trainer.config import (
+    TrainConfig,
+    environments,
+    mesh_layout,
+    model_content,
+    need_mixture,
+    need_model,
+    need_objective,
+)
 from trainer.distributed.host_fleet import PORT, default_address
 from trainer.distributed.mesh import fitting_hosts
 from trainer.distributed.plans import need_cuttable
@@ -35,6 +43,7 @@ def preview(config: TrainConfig) -> int:
         raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
     need_model(start, *environments(config), length=config.max_length)
     need_cuttable(model_content(start), mesh_layout(config), adapters=config.lora > 0)
+    need_mixture(config, start)
     shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
     shown.add_column()
     shown.add_column(overflow="fold")

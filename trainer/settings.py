@@ -96,6 +96,7 @@ class ObjectiveSettings(Table, frozen=True, kw_only=True):
     kl: KLSettings = KLSettings()
     entropy: NotNegative = 0.0  # coefficient of a bonus for entropy
     balance: NotNegative = 0.0  # coefficient of a loss that has experts used evenly
+    router_replay: bool = False  # tokens go to the experts that the engine chose for them
     critic: CriticSettings = CriticSettings()
     drop_silent: bool | None = None  # leave out groups with equal rewards
     corrections: list[str | CorrectionSettings] = []  # for data of other policies

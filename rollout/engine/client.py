@@ -23,6 +23,7 @@ import msgspec
 from rollout.engine import protocol as wire
 from rollout.engine.computed import computed_hashes
 from rollout.engine.tls import calling
+from rollout.experts import RoutedExperts
 from sandbox.errors import EngineFailed, Invalid, Timeout
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -49,6 +50,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.top_p == 1.0 and self.top_k == 0
 
 
+class TurnSampling(Sampling, frozen=True, kw_only=True):
+    """How to sample one answer of a sequence that has answers."""
+
+    routed: int = 0  # tokens at the beginning of the prompt whose experts need not be reported again
+
+    @classmethod
+    def of(cls, sampling: Sampling, **changed: int | list[int] | None) -> TurnSampling:
+        return cls(**{**msgspec.structs.asdict(sampling), **changed})
+
+
 class WeightSpan(msgspec.Struct, frozen=True):
     """Tokens ``[start, end)`` of a generation were sampled under weights `version`."""
 
@@ -64,6 +75,7 @@ class Generation(msgspec.Struct, kw_only=True):
     logprobs: list[float]
     spans: list[WeightSpan]
     finish_reason: wire.FinishReason
+    experts: RoutedExperts | None = None  # of the prompt and the answer, where the engine reports them
 
 
 class Delta(msgspec.Struct, kw_only=True):
@@ -73,6 +85,7 @@ class Delta(msgspec.Struct, kw_only=True):
     logprobs: list[float]
     spans: list[WeightSpan] | None = None
     finish_reason: wire.FinishReason | None = None
+    experts: RoutedExperts | None = None  # of the prompt and the answer so far; with the last piece alone
 
 
 class PublishResult(msgspec.Struct, kw_only=True):
@@ -120,7 +133,7 @@ class EngineClient:
     ) -> Generation:
         with self._flight() as adapter:
             request = _request(prompt_ids, sampling, request_id, priority=priority, adapter=adapter)
-            result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse))
+            result = generation(await self._post(wire.GENERATE, request, wire.GenerateResponse), sampling)
         if adapter is not None:  # it answers with the requested one, whatever the server is labelled by now
             result.spans = [WeightSpan(adapter, 0, len(result.token_ids))] if result.token_ids else []
         return result
@@ -139,7 +152,7 @@ class EngineClient:
                 count, ended = 0, False
                 async for line in response.content:
                     if line.startswith(b"data: {"):
-                        delta = _delta(line[6:], count)
+                        delta = _delta(line[6:], count, sampling)
                         count += len(delta.token_ids)
                         ended = ended or delta.finish_reason is not None
                         if adapter is not None:
@@ -383,6 +396,7 @@ def _request(
             top_k=sampling.top_k,
             logprobs=0,
             detokenize=False,
+            routed_experts_prompt_start=_routed(sampling),
         ),
     )
 
@@ -405,7 +419,21 @@ def _refusal(where: str, status: int, raw: bytes) -> EngineFailed | Invalid:
     return kind(f"engine {where} answered {status}: {raw[:500].decode('utf-8', 'replace')}")
 
 
-def _delta(line: bytes, count: int) -> Delta:
+def _experts(choice: wire.Choice, sampling: Sampling, request_id: str) -> RoutedExperts | None:
+    """Of the prompt, where they are not known, and the answer."""
+    if choice.routed_experts is None:
+        return None
+    try:
+        return RoutedExperts.read(choice.routed_experts, _routed(sampling))
+    except ValueError as error:
+        raise EngineFailed(f"request {request_id}: its experts cannot be read: {error}", hint=UNTRIED) from error
+
+
+def _routed(sampling: Sampling) -> int:
+    return sampling.routed if isinstance(sampling, TurnSampling) else 0
+
+
+def _delta(line: bytes, count: int, sampling: Sampling) -> Delta:
     """One line of a streamed answer, of which `count` tokens were there before."""
     chunk = _decode(line, wire.StreamChunk, wire.GENERATE)
     if chunk.error is not None:
@@ -430,6 +458,7 @@ def _delta(line: bytes, count: int) -> Delta:
         logprobs=[entry.logprob for entry in content],
         spans=spans,
         finish_reason=choice.finish_reason,  # type: ignore[arg-type]
+        experts=_experts(choice, sampling, chunk.request_id),
     )
 
 
@@ -451,7 +480,7 @@ def label(version: str) -> int:
     return int(version) if version.lstrip("-").isdigit() else -1
 
 
-def generation(response: wire.GenerateResponse) -> Generation:
+def generation(response: wire.GenerateResponse, sampling: Sampling) -> Generation:
     """Check an answer's shape: every token has a log-probability and exactly one version."""
     choice = response.choices[0] if len(response.choices) == 1 else None
     if choice is None or choice.token_ids is None:
@@ -472,6 +501,7 @@ def generation(response: wire.GenerateResponse) -> Generation:
         logprobs=[entry.logprob for entry in content],
         spans=spans,
         finish_reason=finish,  # type: ignore[arg-type]
+        experts=_experts(choice, sampling, response.request_id),
     )
 
 

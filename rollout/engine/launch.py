@@ -27,6 +27,7 @@ from sandbox.paths import CHECKOUT
 IDLE_EXIT = 900.0  # seconds
 START = 600.0  # seconds for a server to be healthy; it takes 3 to 60 of them where cores are free
 STREAMED = 8  # tokens of one piece of a stream: each piece costs the server, and us, about as much as a token
+NO_EXPERTS = "vLLM reports the experts of tokens on GPUs only"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of vLLM's --max-lora-rank
 VLLM_PYTHON = CHECKOUT / ".venv-vllm" / "bin" / "python"
 
@@ -65,14 +66,16 @@ def embedded(
     device: str = "cpu",
     dtype: str = "float32",
     paged: bool = False,
+    experts: bool = False,
 ) -> Launch:
     """The embedded torch engine: with a small model ready in three seconds. `dtype`: float32 or bfloat16. `paged`: our
-    own small Qwen3 over a paged cache, too."""
+    own small Qwen3 over a paged cache, too. `experts`: answers name those of each token."""
 
     def command(directory: Path, port: int) -> LaunchCommand:
         argv = [*program, "--model", str(directory), "--port", str(port)]
         argv += ["--slots", str(slots), "--length", str(length), "--idle-exit", str(IDLE_EXIT)]
         argv += ["--threads", str(threads), "--device", device, "--dtype", dtype, *(["--paged"] if paged else [])]
+        argv += ["--experts"] if experts else []
         return LaunchCommand(argv, env)
 
     program = [sys.executable, "-m", "rollout.engine.embedded.server"]
@@ -146,6 +149,7 @@ def vllm(
     parallel: int = 1,
     gpu: bool = False,
     dtype: str = "auto",
+    experts: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Launch:
     """A real vLLM server (the CPU build on hosts without a GPU) with token routes and RL routes.
@@ -153,12 +157,14 @@ def vllm(
     `transfer`: on GPUs, in bfloat16: workers write changes into their weights in place. `parallel`: GPUs of a server.
     `lora`: the rank of adapters that it is given, version by version, next to the model; 0: none. `gpu`: it computes on
     one, with CUDA graphs; the CPU build runs eagerly. `dtype`: auto is bfloat16 on GPUs, else float32. `options`:
-    others, as vLLM names them.
+    others, as vLLM names them. `experts`: answers name those of each token, on GPUs alone.
 
-    Raises EngineFailed when it is not installed.
+    Raises EngineFailed when it is not installed, Invalid for experts on a CPU.
     """
     if not python.exists():
         raise EngineFailed(f"vLLM is not installed: no {python}", hint=hints.vllm())
+    if experts and not gpu:
+        raise Invalid(NO_EXPERTS, hint="leave out objective.router_replay, or choose --engine embedded")
     precision = dtype if dtype != "auto" else "bfloat16" if gpu or transfer else "float32"
 
     def command(directory: Path, port: int) -> LaunchCommand:
@@ -180,8 +186,12 @@ def vllm(
         if lora:  # two at once: requests in flight continue with the version that they began with
             argv += ["--enable-lora", "--max-lora-rank", str(_allowed(lora)), "--max-loras", "2"]
             argv += ["--max-cpu-loras", "5"]  # as many versions as a run may be stale, and the newest
+        argv += ["--enable-return-routed-experts"] if experts else []
         argv += arguments(options or {})
-        return LaunchCommand(argv, _vllm_environment(python, threads, lora=bool(lora), transfer=transfer))
+        env = _vllm_environment(python, threads, lora=bool(lora), transfer=transfer)
+        if experts:  # which need this runner, and it needs Triton
+            env["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+        return LaunchCommand(argv, env)
 
     return Launch("vllm", command, start_timeout=START, slots=slots, retained=True, patches=transfer)
 

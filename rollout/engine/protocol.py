@@ -57,6 +57,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     n: int = 1
     detokenize: bool = True
+    routed_experts_prompt_start: int = 0  # of the prompt, tokens whose experts are not reported
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -154,6 +155,7 @@ class Choice(msgspec.Struct, kw_only=True):
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
     logprobs: Logprobs | None = None
+    routed_experts: str | None = None  # base64 of a .npy, [prompt and output but the last token, layers, experts]
     weight_versions: list[VersionSpan] | None = None
 
 
@@ -185,7 +187,8 @@ class StreamChunk(msgspec.Struct, kw_only=True):
     """engine -> client: one ``data:`` line of a streamed answer; the line after the last one is ``[DONE]``.
 
     `token_ids` and `logprobs` are what is new. `weight_versions` covers the whole answer so far: vLLM sends it with the
-    last chunk alone, the embedded engine with each.
+    last chunk alone, the embedded engine with each. `routed_experts` comes with the last one, and covers prompt
+    and answer.
     """
 
     request_id: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+from rollout.experts import within
 from rollout.messages import Ancestor, Trajectory
 from rollout.store.retained import Visit
 
@@ -24,7 +25,8 @@ def begin(trajectory: Trajectory, origin: Origin) -> None:
     """Make a fresh trajectory one that has come as far as the state of `origin`."""
     parent, visit = origin.trajectory, origin.visit
     at = visit.at
-    trajectory.append(0, parent.tokens[:at], parent.mask[:at], parent.logprobs[:at], parent.versions[:at])
+    experts = within(parent.experts, 0, at)
+    trajectory.append(0, parent.tokens[:at], parent.mask[:at], parent.logprobs[:at], parent.versions[:at], experts)
     trajectory.turns = [copy.copy(turn) for turn in parent.turns[: visit.turn]]
     for turn, scored in zip(trajectory.turns, parent.score.turns if parent.score else (), strict=False):
         turn.reward -= scored  # what its own end says of these turns comes when it is scored itself

@@ -20,7 +20,7 @@ def recall(trajectory: Trajectory, since: Sequence[TurnEntry]) -> None:
     """Tokens, turns and sums, as the last entry has them."""
     last = since[-1]
     for entry in since:
-        trajectory.append(entry.at, entry.tokens, entry.mask, entry.logprobs, entry.versions)
+        trajectory.append(entry.at, entry.tokens, entry.mask, entry.logprobs, entry.versions, entry.experts)
         for record in entry.records:
             trajectory.turns[record.index :] = [record]
     trajectory.opening, trajectory.breaks, trajectory.lineage = last.opening, list(last.breaks), list(last.lineage)

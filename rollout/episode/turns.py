@@ -22,13 +22,11 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from rollout.chaos import Inject
 from rollout.decide.blame import Blame, Cause, EpisodePhase, TrajectoryFailure, blame, cause_of
 from rollout.decide.effects import watched
 from rollout.decide.observed import middle_cut
-from rollout.engine.client import Generation, Sampling
+from rollout.engine.client import Generation, Sampling, TurnSampling
 from rollout.environments.base import Environment, Observation
 from rollout.episode import origin, records, takeover
 from rollout.episode.guard import ExecutedCommand, GuardedSandbox, KilledItself, ReplayDivergence
@@ -38,6 +36,7 @@ from rollout.episode.prepared import PreparedState
 from rollout.episode.spec import EpisodeSpec, sampling_seed
 from rollout.episode.talk import talk_of
 from rollout.episode_clock import TrajectoryClock
+from rollout.experts import within
 from rollout.messages import FinalState, Trajectory, TurnRecord
 from rollout.rewards.messages import Scoring
 from rollout.store.journal import TurnEntry
@@ -75,7 +74,7 @@ class Episode:
         self.resumable = False  # its journal says where to continue
         self.visits: list[Visit] = []  # states that it was in and that can be forked
         self._answer_at = 0  # tokens before the answer of the turn at hand
-        self._written = 0  # tokens that the journal has
+        self._written = self._routed = 0  # tokens that the journal has, and those whose experts it has
         self._turn_of: list[tuple[TurnRecord, ExecutedCommand]] = []
 
     async def reset(self) -> tuple[Observation, bytes | None]:
@@ -204,8 +203,9 @@ class Episode:
         record.gen_start = time.time()
         prompt, self._answer_at = trajectory.sample, len(trajectory.tokens)
         capacity = self.limits.max_length - len(prompt)
-        sampling = msgspec.structs.replace(
+        sampling = TurnSampling.of(
             self.sampling,
+            routed=max(0, trajectory.routed - self._answer_at + len(prompt)),
             max_tokens=min(self.sampling.max_tokens, capacity),
             seed=sampling_seed(self.sampling.seed, self.spec, record.index),
         )
@@ -352,8 +352,9 @@ class Episode:
             breaks=list(trajectory.breaks),
             lineage=list(trajectory.lineage),
             base=trajectory.base,
+            experts=within(trajectory.experts, self._routed, len(trajectory.tokens)),
         )
-        self._written = len(trajectory.tokens)
+        self._written, self._routed = len(trajectory.tokens), trajectory.routed
         await notes.append(self.spec.key, entry)
         self.resumable = state is not None
 
@@ -371,7 +372,7 @@ class Episode:
         takeover.recall(trajectory, since)
         self.talk.recall(trajectory, last_seen=False)
         self.visits, self.resumable = takeover.visits(since), True
-        self._written = len(trajectory.tokens)
+        self._written, self._routed = len(trajectory.tokens), trajectory.routed
         guarded.begin_turn(last.turn)
         guarded.adopt(last.checkpoint, last.killed, last.recoveries)
         if last.state is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from rollout.engine.client import Delta, Generation, Sampling, WeightSpan
+from rollout.experts import RoutedExperts
 
 PRIME = 1_000_003  # between the seeds of an answer's parts
 
@@ -24,6 +25,7 @@ class PartialGeneration:
         self.logprobs: list[float] = []
         self.spans: list[WeightSpan] = []
         self.finish: str | None = None
+        self.experts: RoutedExperts | None = None  # of the prompt and the answer: each report covers both
         self.enough = False
         self.parts = 0
         self._base = 0  # tokens of former servers
@@ -48,6 +50,7 @@ class PartialGeneration:
         if not self.enough:
             self.token_ids += delta.token_ids
             self.logprobs += delta.logprobs
+        self.experts = delta.experts or self.experts
         if delta.spans is not None:
             self.spans = [span for span in self.spans if span.end <= self._base]
             for span in delta.spans:
@@ -94,6 +97,7 @@ class PartialGeneration:
             logprobs=self.logprobs,
             spans=self.spans,
             finish_reason=finish,  # type: ignore[arg-type]
+            experts=self.experts,
         )
 
     @property

@@ -267,6 +267,7 @@ class EnginePool:
             logprobs=last.logprobs[reported:],
             spans=last.spans,
             finish_reason=last.finish_reason,
+            experts=last.experts,
         )
 
     async def _grow(

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollout.engine.client import Delta, Generation, Sampling
+from rollout.engine.client import Delta, Generation, Sampling, TurnSampling
 from rollout.episode.renderer import Message, Renderer, Tool
+from rollout.experts import RoutedExperts, extend
 from rollout.pool.partial_text import SentText, Stops
 from rollout.pool.pool import Enough
 from sandbox.errors import EngineFailed, Invalid
@@ -58,6 +59,7 @@ class RecordedSample(msgspec.Struct, kw_only=True):
     mask: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    experts: list[RoutedExperts] = []
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0  # 0: of all tokens
@@ -74,6 +76,11 @@ class RecordedSample(msgspec.Struct, kw_only=True):
         target = (sampling.temperature, sampling.top_p, sampling.top_k)
         return (self.temperature, self.top_p, self.top_k) == target
 
+    @property
+    def routed(self) -> int:
+        """The end of the tokens whose experts are known."""
+        return self.experts[-1].end if self.experts else 0
+
     def put(self, ids: Sequence[int]) -> None:
         self.tokens += ids
         self.mask += [0] * len(ids)
@@ -86,6 +93,7 @@ class RecordedSample(msgspec.Struct, kw_only=True):
         self.logprobs += generation.logprobs
         for span in generation.spans:
             self.versions += [span.version] * (span.end - span.start)
+        extend(self.experts, generation.experts, 0, len(self.tokens))
         self.answers += 1
         self.cut = self.cut or generation.finish_reason == "length"
 
@@ -114,6 +122,11 @@ class PromptTokens:
     line: SampleHead | None
     how: str  # opened, extended, again, rewritten (by the template), drifted (by the agent)
     text: str | None = None  # of a request in text
+
+    @property
+    def routed(self) -> int:
+        """Its first tokens, whose experts are known."""
+        return 0 if self.line is None else self.line.sample.routed
 
 
 @dataclass(kw_only=True)
@@ -225,7 +238,7 @@ class SampleRecorder:
             )
         ends = sorted({*requested.sampling.stop_token_ids, *self.renderer.stops})
         limit = min(requested.sampling.max_tokens, capacity)
-        sampling = msgspec.structs.replace(requested.sampling, stop_token_ids=ends, max_tokens=limit)
+        sampling = TurnSampling.of(requested.sampling, stop_token_ids=ends, max_tokens=limit, routed=requested.routed)
         made = Generation(token_ids=[], logprobs=[], spans=[], finish_reason="abort")
         begun = False
         async with aclosing(self.engine.stream(requested.ids, sampling, request_id=request_id, enough=stops)) as deltas:
@@ -234,6 +247,7 @@ class SampleRecorder:
                 made.logprobs += delta.logprobs
                 made.spans = delta.spans or made.spans
                 made.finish_reason = delta.finish_reason or made.finish_reason
+                made.experts = delta.experts or made.experts
                 if listener is None or not delta.token_ids:
                     continue
                 if not begun:

@@ -125,11 +125,19 @@ def launch(plan: RolloutPlan, *, gpu: bool = False) -> Launch:
             parallel=pool.parallel,
             gpu=gpu,
             dtype=pool.dtype,
+            experts=plan.router_replay,
             options=pool.options,
         )
     if plan.engine == "embedded":
         device, dtype = "cuda" if gpu else "cpu", "float32" if pool.dtype == "auto" else pool.dtype
-        return embedded(slots=slots, length=length, threads=pool.threads, device=device, dtype=dtype)
+        return embedded(
+            slots=slots,
+            length=length,
+            threads=pool.threads,
+            device=device,
+            dtype=dtype,
+            experts=plan.router_replay,
+        )
     raise Invalid(f"no engine {plan.engine!r}", hint="embedded or vllm")
 
 

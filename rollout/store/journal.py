@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from rollout.experts import RoutedExperts
 from rollout.messages import Ancestor, Recovery, TurnRecord
 from sandbox.database import connect
 
@@ -59,6 +60,7 @@ class TurnEntry(msgspec.Struct, kw_only=True):
     breaks: list[int] = []
     lineage: list[Ancestor] = []
     base: str | None = None
+    experts: list[RoutedExperts] = []  # that were learned of since the entry before
 
 
 class TurnJournal:

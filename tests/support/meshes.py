@@ -7,19 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rollout.experts import RoutedExperts
 from trainer.batches.pack import PackedBatch, pack
 from trainer.batches.sample import Sample
 from trainer.distributed.blocks import load_scorer
 from trainer.distributed.mesh import MeshLayout
-from trainer.distributed.plans import PLANS
+from trainer.distributed.plans import EXPERT_COUNTS, PLANS
 from trainer.distributed.ranks import Ranks, leave, make_meshes
 from trainer.distributed.shard import local, norm_of
-from trainer.models.balance import ROUTERS
+from trainer.models.balance import SCORING
 from trainer.models.load import Lora, configuration, load
 from trainer.models.scorer import Scorer
 
@@ -51,8 +53,11 @@ def spawn(target: Callable[..., None], case: MeshCase, home: Path) -> None:
     assert [process.exitcode for process in processes] == [0] * case.ranks
 
 
-def micro_batch(number: int, vocabulary: int) -> PackedBatch:
-    """Three trajectories, two of which begin alike, and a different number of tokens for each `number`."""
+def micro_batch(number: int, vocabulary: int, mixture: tuple[int, int, int] | None = None) -> PackedBatch:
+    """Three trajectories, two of which begin alike, and a different number of tokens for each `number`.
+
+    `mixture`: layers, experts, and how many of these each token goes to, as the batch says.
+    """
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(3, vocabulary, (64,), generator=generator).tolist()
     lists = [tokens[:9] + tokens[20:26], tokens[:9] + tokens[30 : 35 + number], tokens[40 : 53 + number]]
@@ -60,7 +65,24 @@ def micro_batch(number: int, vocabulary: int) -> PackedBatch:
         Sample(tokens=item, mask=[0] * 4 + [1] * (len(item) - 4), logprobs=[-1.0] * len(item), temperature=0.8)
         for item in lists
     ]
+    if mixture is not None:
+        layers, experts, each = mixture
+        order = torch.rand(len(made), 64, layers, experts, generator=generator).argsort(-1)[..., :each].numpy()
+        order[1, :9] = order[0, :9]  # of the common beginning
+        made = [
+            msgspec.structs.replace(item, experts=[RoutedExperts.of(0, order[at, : len(item.tokens) - 1])])
+            for at, item in enumerate(made)
+        ]
     return pack(made, [(2, 9), (1, 0)])
+
+
+def mixture_of(directory: Path) -> tuple[int, int, int] | None:
+    """What :func:`micro_batch` needs for a model whose router is replayed."""
+    content = configuration(directory)
+    if content["model_type"] not in SCORING:
+        return None
+    count = next(content[name] for name in EXPERT_COUNTS if name in content)
+    return content["num_hidden_layers"], count, content["num_experts_per_tok"]
 
 
 def loss_of(scorer: Scorer, packed: PackedBatch) -> tuple[Tensor, Tensor]:
@@ -101,19 +123,20 @@ def spread_adapters(module: torch.nn.Module) -> None:
 
 
 def compare_model(directory: Path, case: MeshCase, ranks: Ranks) -> None:
-    balance = configuration(directory)["model_type"] in ROUTERS
+    mixture = mixture_of(directory)
+    about = {"balance": mixture is not None, "replay": mixture is not None}
     torch.manual_seed(0)
-    expected = Scorer(load(directory, lora=case.lora), balance=balance)
+    expected = Scorer(load(directory, lora=case.lora), **about)
     torch.rand(1 + ranks.rank)  # what else has drawn by then changes no adapter
-    cut = load_scorer(directory, ranks, lora=case.lora, recompute=case.recompute, balance=balance)
+    cut = load_scorer(directory, ranks, lora=case.lora, recompute=case.recompute, **about)
     for module in (expected, cut):
         spread_adapters(module)
     total, scores = torch.zeros(()), {}
     for number in range(ranks.batches):
-        scores[number], loss = loss_of(expected, micro_batch(number, expected.vocabulary))
+        scores[number], loss = loss_of(expected, micro_batch(number, expected.vocabulary, mixture))
         total = total + loss
     total.backward()
-    got, loss = loss_of(cut, micro_batch(ranks.batch, cut.vocabulary))
+    got, loss = loss_of(cut, micro_batch(ranks.batch, cut.vocabulary, mixture))
     (loss * ranks.averaged).backward()
     assert torch.allclose(got, scores[ranks.batch], rtol=1e-5, atol=1e-5), (got - scores[ranks.batch]).abs().max()
     gradients = {name: parameter.grad for name, parameter in expected.named_parameters() if parameter.grad is not None}

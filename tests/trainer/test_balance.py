@@ -82,7 +82,7 @@ def test_its_gradient_does_not_depend_on_packing_and_has_experts_used_evenly(tmp
 
 
 def test_a_model_without_known_routers_is_refused() -> None:
-    with pytest.raises(Invalid, match="routers of a qwen3 are not known"):
+    with pytest.raises(Invalid, match="routers are known, not a qwen3"):
         Scorer(model(), balance=True)
 
 

@@ -47,6 +47,7 @@ def share(packed: PackedBatch, part: int, parts: int) -> tuple[PackedBatch, Tens
         engine=packed.engine[mine],
         temperature=packed.temperature[mine],
         sequence=packed.sequence[mine],
+        experts=None if packed.experts is None else F.pad(packed.experts, (0, 0, 0, 0, 0, filling), value=-1)[own],
         runs=_runs(lengths, after, unit, chunks, parts, own.device),
     )
     return result, mine

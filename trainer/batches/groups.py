@@ -7,6 +7,7 @@ from collections import Counter
 import msgspec
 
 from rollout import Batch, Trajectory
+from rollout.experts import within
 from rollout.messages import Group
 from trainer.batches.branches import branched, segment_advantages
 from trainer.batches.sample import Sample
@@ -60,6 +61,7 @@ def _piece(group: Group, trajectory: Trajectory, part: int, own: tuple[list[int]
         mask=_both(trajectory.bearing(oldest), bits)[start:end],
         advantages=advantages[start:end],
         logprobs=trajectory.logprobs[start:end],
+        experts=[item.moved(-start) for item in within(trajectory.experts, start, end)],
         reward=trajectory.reward,
         group=group.prompt,
         temperature=trajectory.temperature,

@@ -77,6 +77,7 @@ class PackedBatch:
     engine: Tensor  # [T] log μ
     temperature: Tensor  # [T]
     sequence: Tensor  # [T] number of the trajectory, counted from 0
+    experts: Tensor | None = None  # [N, layers, K] int16, those that the engine chose, -1: not reported
 
 
 def pack(
@@ -119,7 +120,21 @@ def pack(
         engine=real([sample.logprobs[t] for sample, at in rows for t in at]),
         temperature=real([sample.temperature or 1.0 for sample, at in rows for _ in at]),
         sequence=long([number for number, at in enumerate(sampled) for _ in at]),
+        experts=_experts(samples, layout, device),
     )
+
+
+def _experts(samples: Sequence[Sample], layout: _Layout, device: torch.device | str) -> Tensor | None:
+    """[N, layers, K] of all samples; of a common beginning those of its first member."""
+    reported = [part for sample in samples for part in sample.experts]
+    if not reported:
+        return None
+    result = torch.full((len(layout.tokens), reported[0].layers, reported[0].top_k), -1, dtype=torch.int16)
+    for sample, place in reversed(list(zip(samples, layout.places, strict=True))):
+        for part in sample.experts:
+            rows = torch.tensor([place(token) for token in range(part.start, part.end)])
+            result[rows] = torch.from_numpy(part.choices.astype("int16"))
+    return result.to(device)
 
 
 class _Layout:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from rollout.experts import RoutedExperts
 from sandbox import durable
 from sandbox.errors import NotFound
 
@@ -35,6 +36,7 @@ class Sample(msgspec.Struct, kw_only=True, frozen=True):
     broken: str = ""  # why nothing can be made of it
     turns: list[int] = []  # per token, its turn in the episode, where credit is by turns; else none
     turn_rewards: list[float] = []  # of all turns of the episode; what was earned at the end is the last one's
+    experts: list[RoutedExperts] = []  # that sampled it, of a mixture whose router is replayed
 
     @property
     def sampled(self) -> int:
@@ -54,8 +56,11 @@ def _same(one: Sample, other: Sample) -> bool:
     return (one.episode, one.group) == (other.episode, other.group)
 
 
-def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> str | None:
-    """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight."""
+def refusal(sample: Sample, vocabulary: int, positions: int | None = None, *, experts: bool = False) -> str | None:
+    """Why this sample must not be trained on, or None. One number that is not finite would spoil every weight.
+
+    `experts`: its engine must have reported them.
+    """
     if sample.broken:
         return sample.broken
     if not len(sample.tokens) == len(sample.mask) == len(sample.logprobs):
@@ -86,6 +91,8 @@ def refusal(sample: Sample, vocabulary: int, positions: int | None = None) -> st
         return "reward not finite"
     if not (math.isfinite(sample.temperature) and sample.temperature >= 0):
         return "temperature not a number from 0 up"
+    if experts and not sample.experts:
+        return "its engine reported no experts: start it with --enable-return-routed-experts"
     if not sample.complete:
         return "sampled with top_p or top_k: its logprobs are of another distribution than the policy's"
     return None
@@ -100,13 +107,13 @@ def _fitting(sample: Sample) -> bool:
 
 
 def accepted(
-    samples: Sequence[Sample], vocabulary: int, positions: int | None = None
+    samples: Sequence[Sample], vocabulary: int, positions: int | None = None, *, experts: bool = False
 ) -> tuple[list[Sample], list[tuple[str, str]]]:
     """Those that may be trained on, and of each other one its name and the reason."""
     retained: list[Sample] = []
     refused: list[tuple[str, str]] = []
     for sample in samples:
-        reason = refusal(sample, vocabulary, positions)
+        reason = refusal(sample, vocabulary, positions, experts=experts)
         if reason is None:
             retained.append(sample)
         else:

@@ -143,7 +143,7 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
 
     need_cuttable(configuration(directory), ranks.layout or MeshLayout())
 
-    def scorer(lora: Lora | None, *, critic: bool, balance: bool = False) -> Scorer:
+    def scorer(lora: Lora | None, *, critic: bool, balance: bool = False, replay: bool = False) -> Scorer:
         return load_scorer(
             directory,
             ranks,
@@ -155,9 +155,12 @@ def make_learner(plan: WorkPlan, ranks: Ranks) -> Learner:
             bf16=plan.bf16,
             shares=plan.shares,
             balance=balance,
+            replay=replay,
         )
 
-    policy = scorer(plan.lora, critic=objective.value is not None, balance=objective.balance > 0)
+    policy = scorer(
+        plan.lora, critic=objective.value is not None, balance=objective.balance > 0, replay=objective.router_replay
+    )
     reference = None if objective.kl is None else scorer(None, critic=False)
     if objective.advantage.baseline == "teacher":
         reference = _teacher(plan, policy.vocabulary, ranks)

@@ -15,15 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sandbox.errors import Invalid
+from rollout.engine.embedded.routers import routers
+from rollout.experts import need_routers
 from trainer.batches.pack import PackedBatch
 from trainer.models.collectives import summed
 
 Scoring = Literal["softmax", "sigmoid"]  # of a router's logits
-ROUTERS: dict[str, tuple[str, Scoring]] = {  # by `model_type`: how the names of routers end
-    "deepseek_v3": (".mlp.gate", "sigmoid"),
-    "qwen3_moe": (".mlp.gate", "softmax"),
-}
+SCORING: dict[str, Scoring] = {"deepseek_v3": "sigmoid", "qwen3_moe": "softmax"}  # by `model_type`
 
 
 class RouterRecord:
@@ -31,16 +29,11 @@ class RouterRecord:
 
     def __init__(self, model: nn.Module, kind: str):
         """Raises Invalid for a model whose routers are not known."""
-        if kind not in ROUTERS:
-            raise Invalid(
-                f"the routers of a {kind} are not known",
-                hint=f"leave out objective.balance, or train {' or '.join(sorted(ROUTERS))}",
-            )
-        suffix, self.scoring = ROUTERS[kind]
-        routers = [module for name, module in model.named_modules() if name.endswith(suffix)]
+        need_routers(kind, "objective.balance")
+        self.scoring = SCORING[kind]
         self.layers: list[tuple[Tensor, Tensor]] = []  # logits [N, E], chosen experts [N, K]
         self._on = False
-        for router in routers:
+        for _, router in routers(model, kind):
             router.register_forward_hook(self._note)
 
     def _note(self, router: nn.Module, given: tuple[Tensor, ...], result: tuple[Tensor, Tensor, Tensor]) -> None:

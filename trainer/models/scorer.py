@@ -24,6 +24,7 @@ from trainer.models.attention import PackedAttention
 from trainer.models.balance import RouterRecord
 from trainer.models.collectives import collected
 from trainer.models.logprobs import VocabularyShare, logprobs
+from trainer.models.router_replay import RouterReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Scorer(nn.Module):
     that precision while the weights stay in fp32. Unless the model `packs`, each trajectory goes through the model's
     own forward pass by itself: for models that would see what is packed with it, or that change their logits. Where it
     `shares`, what trajectories of a group begin with alike may be read once. With `balance` scores say how evenly
-    experts are used.
+    experts are used. With `replay` tokens go to the experts that the batch names.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Scorer(nn.Module):
         packs: bool = True,
         shares: bool = True,
         balance: bool = False,
+        replay: bool = False,
     ):
         super().__init__()
         self.model = model
@@ -66,6 +68,9 @@ class Scorer(nn.Module):
         self.context: dist.ProcessGroup | None = None  # ranks that share the tokens of each micro-batch
         if balance and not packs:
             raise Invalid("objective.balance needs a model that trains packed", hint="leave out objective.balance")
+        if replay and not packs:
+            raise Invalid("objective.router_replay needs a model that trains packed", hint="leave it out")
+        self.replay = RouterReplay(model, self.kind) if replay else None  # first: what it chooses is what is recorded
         self.routers = RouterRecord(model, self.kind) if balance else None
         self.critic = nn.Linear(self.width, 1) if critic else None
         if self.critic is not None:
@@ -114,6 +119,8 @@ class Scorer(nn.Module):
         local, own = packed, None
         if self.context is not None:
             local, own = share(packed, dist.get_rank(self.context), self.context.size())
+        if self.replay is not None:
+            self.replay.use(local.experts)
         with nullcontext() if self.routers is None else self.routers.recording():
             scores = self._scored(local, kind)
         if self.context is not None and own is not None:

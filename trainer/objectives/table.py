@@ -57,6 +57,7 @@ class Objective:
     value: Value | None = None
     drop_silent: bool = False  # groups whose rewards are all equal do not count at all (DAPO's dynamic sampling)
     entropy: float = 0.0  # coefficient of the bonus
+    router_replay: bool = False  # see trainer.models.router_replay
     balance: float = 0.0  # coefficient of what makes experts be used evenly, see trainer.models.balance
     overlong: Overlong = Overlong()  # noqa: RUF009 - frozen
 
@@ -189,6 +190,7 @@ def build(settings: ObjectiveSettings, *, length: int = 1) -> Objective:
         drop_silent=row.drop_silent if settings.drop_silent is None else settings.drop_silent,
         entropy=settings.entropy,
         balance=settings.balance,
+        router_replay=settings.router_replay,
         overlong=Overlong(**msgspec.structs.asdict(settings.overlong)),
     )
     critic = row.advantage.baseline == "critic"

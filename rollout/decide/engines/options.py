@@ -29,6 +29,7 @@ OURS = {
     "stream-interval": "pool",
     "weight-transfer-config": "pool.transfer",
     "worker-extension-cls": "pool.transfer",
+    "enable-return-routed-experts": "objective.router_replay",
     "enable-lora": "lora",
     "max-lora-rank": "lora",
     "max-loras": "lora",

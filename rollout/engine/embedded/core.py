@@ -25,10 +25,12 @@ from rollout.engine.embedded.colocation import share
 from rollout.engine.embedded.model import Qwen3
 from rollout.engine.embedded.paged import PagedModel
 from rollout.engine.embedded.pretrained import facts, layers
+from rollout.engine.embedded.routers import ExpertRecord
 from rollout.engine.embedded.rows import Rows
 from rollout.engine.embedded.scheduler import CacheCopy, EngineStep, Scheduler, Sequence, finish_reason
 from rollout.engine.protocol import EngineStatistics, VersionSpan
-from sandbox.errors import EngineFailed
+from rollout.experts import RoutedExperts
+from sandbox.errors import EngineFailed, Invalid
 
 
 @dataclass(eq=False)
@@ -39,9 +41,11 @@ class SamplingSequence(Sequence):
     top_p: float = 1.0
     top_k: int = 0
     seed: int | None = None
+    routed: int = 0  # of its prompt, tokens whose experts are not reported
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     finish: str | None = None  # stop, length, abort, or error
+    experts: RoutedExperts | None = None  # of its tokens but the last, once it has ended
     reported: int = 0  # of its sampled tokens, how many its stream got
     random: random.Random = field(init=False)
 
@@ -80,13 +84,15 @@ class Core:
         device: str = "cpu",
         dtype: str = "float32",
         paged: bool = False,
+        experts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ):
         """`base`: the model that an adapter in `directory` belongs to, where it is not where the adapter says.
         `colocation`:
         requests of a priority above 0 get what the others leave. `cache`: tokens of all that run together; how many
         these are follows from how often it is too small (rollout.decide.engines.parallel). `dtype`: float32 or
-        bfloat16. `paged`: also of our own model."""
+        bfloat16. `paged`: also of our own model. `experts`: answers name those of each token of a mixture. Raises
+        Invalid for a model that has none."""
         self.directory = directory
         self.version = version
         self.broken: str | None = None  # why no weights are served
@@ -97,10 +103,13 @@ class Core:
         retained = 2 * slots if retained is None else retained
         self.cache: Rows | PagedModel
         if isinstance(self.model, Qwen3):
+            if experts:
+                raise Invalid("a dense Qwen3 has no experts", hint="leave out objective.router_replay")
             self.cache = Rows(self.model, rows=slots + retained, length=length)
         else:
+            record = ExpertRecord(self.model) if experts else None
             capacity = {"rows": slots + retained, "slots": slots, "length": length, "cache": cache or slots * length}
-            self.cache = PagedModel(self.model, layers(self.model), **capacity)
+            self.cache = PagedModel(self.model, layers(self.model), record=record, **capacity)
         self.scheduler = Scheduler(
             slots=slots,
             retained=retained,
@@ -110,7 +119,7 @@ class Core:
             held=self.cache.held,
         )
         self._planner, self._preempted = Planner(slots), 0
-        self.colocation, self._clock = colocation, clock
+        self.colocation, self._clock, self.experts = colocation, clock, experts
         self.requests: dict[str, SamplingSequence] = {}
         self.statistics = EngineStatistics(version=version)
 
@@ -134,6 +143,7 @@ class Core:
         """End these requests (all, when none is named) with what they have."""
         chosen = [self.requests[name] for name in (ids or list(self.requests)) if name in self.requests]
         for request in chosen:
+            self._report_experts(request)
             self._copy(self.scheduler.abort(request))
             del self.requests[request.id]
             request.finish = "abort"
@@ -217,6 +227,11 @@ class Core:
     def _copy(self, copies: list[CacheCopy]) -> None:
         self.cache.copy(copies, self.scheduler)
 
+    def _report_experts(self, request: SamplingSequence) -> None:
+        if self.experts and isinstance(self.cache, PagedModel) and request.row >= 0 and request.computed:
+            chosen = self.cache.experts(request.row, request.computed)
+            request.experts = RoutedExperts.of(0, chosen.cpu().numpy())
+
     def _sample(self, requests: list[SamplingSequence], logits: Tensor) -> list[SamplingSequence]:
         """A token of each, from logits [requests, V], on the device where these are."""
         logits, device = logits.float(), logits.device
@@ -244,6 +259,7 @@ class Core:
                 request.finish = finish_reason(request, self.scheduler.length)
                 self.statistics.generated_tokens += 1
             if request.finish is not None:
+                self._report_experts(request)
                 self._copy(self.scheduler.finish(request, retain=request.finish != "error"))
                 del self.requests[request.id]
                 self.statistics.finished += 1

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rollout.engine.embedded.blocks import SIZE, BlockTables
+from rollout.engine.embedded.routers import ExpertRecord
 from rollout.engine.embedded.scheduler import CacheCopy, EngineStep, Scheduler, Sequence
 from sandbox.errors import EngineFailed
 
@@ -73,8 +74,19 @@ class AttentionRows:
 class PagedModel:
     """``PagedModel(model, layers, rows=12, slots=4, length=1024, cache=4096).compute(step, scheduler)``"""
 
-    def __init__(self, model: nn.Module, layers: Many[Heads], *, rows: int, slots: int, length: int, cache: int):
-        """`cache`: tokens of all that run together. Each may have begun a block, and have a copy of one besides."""
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Many[Heads],
+        *,
+        rows: int,
+        slots: int,
+        length: int,
+        cache: int,
+        record: ExpertRecord | None = None,
+    ):
+        """`cache`: tokens of all that run together. Each may have begun a block, and have a copy of one besides.
+        `record`: has the experts of each token, which are kept as long as its keys and values."""
         self.model, self.layers = model, layers
         weights = next(model.parameters())
         self._device = weights.device
@@ -93,6 +105,9 @@ class PagedModel:
             target = f"{self._blocks * SIZE * self.token_bytes / 2**30:.1f} GiB"
             raise EngineFailed(f"a cache of {target} does not fit: {error}", hint="give a smaller --cache") from None
         self._gathered = [weights.new_empty(0), weights.new_empty(0)]
+        self._record = record
+        shape = (0, 0) if record is None else (record.layers, record.top_k)
+        self._experts = torch.zeros(self._blocks, SIZE, *shape, dtype=torch.int16, device=self._device)
         self._parts: list[AttentionRows] = []
         self._places: Tensor  # [N] where the step's keys and values are kept
 
@@ -126,13 +141,20 @@ class PagedModel:
                 for retained, heads in self._retained():
                     blocks = retained.view(heads.count, self._blocks, -1)
                     blocks[:, copied[1]] = blocks[:, copied[0]]
+                self._experts[copied[1]] = self._experts[copied[0]]
         tokens = self._tensor([token for item, start, end in spans for token in item.tokens[start:end]])
         positions = self._plan(spans)
         last = self._tensor([end - start for _, start, end in spans]).cumsum(0) - 1
         logits: Tensor = self.model(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, logits_to_keep=last, pages=self
         ).logits[0]
+        if self._record is not None:
+            self._experts.flatten(0, 1)[self._places] = self._record.taken()
         return logits if len(logits) == len(spans) else logits[last]
+
+    def experts(self, row: int, count: int) -> Tensor:
+        """[count, layers, top_k] of the first tokens of a row, where they are recorded."""
+        return self._experts[self._tables.tables[row]].flatten(0, 1)[:count]
 
     def attend(self, module: Any, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
         """q [H, N, D], k and v [G, N, D] of one layer -> [N, H, D]. Keeps k and v."""

@@ -96,6 +96,8 @@ class EngineServer:
             raise ValueError("max_tokens must be at least 1, temperature at least 0")
         if not 0 < sampling.top_p <= 1 or sampling.top_k < -1:
             raise ValueError("top_p must be above 0 and at most 1, top_k a number of tokens, or 0 for all")
+        if not 0 <= sampling.routed_experts_prompt_start <= len(body.token_ids):
+            raise ValueError(f"routed_experts_prompt_start must be within the prompt of {len(body.token_ids)} tokens")
         core = self.thread.core
         ends = core.facts.ends
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else ends)
@@ -109,6 +111,7 @@ class EngineServer:
             top_p=sampling.top_p,
             top_k=max(sampling.top_k, 0),
             seed=sampling.seed,
+            routed=sampling.routed_experts_prompt_start,
             since=time.monotonic(),
         )
         if body.stream:
@@ -208,6 +211,7 @@ def response(request: SamplingSequence, *, with_logprobs: bool, ends: frozenset[
         stop_reason=last if by_token else None,
         token_ids=request.output,
         logprobs=wire.Logprobs([wire.TokenLogprob(*pair) for pair in pairs]) if with_logprobs else None,
+        routed_experts=experts_of(request),
         weight_versions=request.spans,
     )
     generated = len(request.output)
@@ -217,6 +221,11 @@ def response(request: SamplingSequence, *, with_logprobs: bool, ends: frozenset[
     return wire.GenerateResponse(
         request_id=request.id, choices=[choice], created=int(time.time()), model="embedded", usage=usage
     )
+
+
+def experts_of(request: SamplingSequence) -> str | None:
+    """Of its prompt, where they are requested, and of its answer."""
+    return None if request.experts is None else request.experts.within(request.routed, request.experts.end).written()
 
 
 def chunk(request: SamplingSequence, grown: Progress) -> bytes:
@@ -231,6 +240,7 @@ def chunk(request: SamplingSequence, grown: Progress) -> bytes:
                 finish_reason=grown.finish,
                 token_ids=grown.token_ids,
                 logprobs=wire.Logprobs([wire.TokenLogprob(*pair) for pair in pairs]),
+                routed_experts=None if grown.finish is None else experts_of(request),
                 weight_versions=grown.spans,
             )
         ]
@@ -300,6 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="what is computed in")
     parser.add_argument("--paged", action="store_true", help="our own Qwen3 by transformers, too: slower on a CPU")
+    parser.add_argument("--experts", action="store_true", help="answers name the experts of each token of a mixture")
     parser.add_argument("--threads", type=int, default=1, help="of the processor; a small model is slower with two")
     parser.add_argument("--length", type=int, default=1024, help="tokens of the longest sequence")
     parser.add_argument(
@@ -350,6 +361,7 @@ async def run(options: argparse.Namespace) -> None:
             device=options.device,
             dtype=options.dtype,
             paged=options.paged,
+            experts=options.experts,
         )
         log.info("pid %d, %d slots of %d tokens", os.getpid(), options.slots, core.scheduler.length)
         tls = None if options.tls is None else listening(options.tls)
