@@ -17,11 +17,13 @@ from rollout.plan import read_plan
 from rollout.weights.export import export
 from rollout.weights.store import VersionStore
 from sandbox.errors import Conflict, Invalid, NotFound
+from tests.support.families import build
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.config import TrainConfig, make, open_run, read
 from trainer.estimate import estimate, ghostly, retained
 from trainer.models import policy
+from trainer.models.load import Lora, empty, load
 from trainer.models.scorer import Scorer
 from trainer.preview import describe_hosts, preview
 from trainer.settings import MeshSettings, ObjectiveSettings
@@ -259,6 +261,19 @@ def test_estimates_add_up() -> None:
     state, published = 12 * result.parameters, 2 * result.parameters
     assert little.peak == state + published + state  # a save copies weights and moments, and needs most
     assert result.step_s == pytest.approx(6 * result.parameters * 10_000 / 1e10)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_run_with_adapters_is_estimated(family: str, tmp_path: Path) -> None:
+    directory = build(family, tmp_path / "base")
+    with ghostly():
+        result = estimate(
+            empty(directory, lora=Lora(rank=2)), budget=64, longest=32, tokens=100, recompute=False, flops=1e10
+        )
+    real = load(directory, lora=Lora(rank=2))
+    assert result.parameters == sum(parameter.numel() for parameter in real.parameters())
+    assert result.trained == sum(parameter.numel() for parameter in real.parameters() if parameter.requires_grad)
+    assert 0 < result.gradients < result.weights and result.activations > 0
 
 
 def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:

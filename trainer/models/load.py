@@ -134,7 +134,7 @@ def take(start: Path, base: Path) -> None:
 def empty(directory: Path, *, lora: Lora | None = None, packs: bool = True, meta: bool = False) -> nn.Module:
     """The model of a directory without its weights: on the `meta` device, or made under `trainer.estimate.ghostly`."""
     content = configuration(directory)
-    place = torch.device("meta") if meta else nullcontext()
+    place = torch.device("meta") if meta or lora is not None else nullcontext()
     if packs and is_plain(content) and (directory / "model.safetensors").exists():
         with place:
             model: nn.Module = Qwen3(ModelConfig.load(directory))
@@ -149,7 +149,22 @@ def empty(directory: Path, *, lora: Lora | None = None, packs: bool = True, meta
     if lora is not None:
         with place:
             _adapt(model, lora)
+        if not meta:
+            _leave_meta(model)
     return _ready(model, packs=packs)
+
+
+def _leave_meta(model: nn.Module) -> None:
+    """In place: `peft` moves what it adds, which fake tensors refuse, unless they are made on the meta device."""
+    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in model.modules():
+        for name, old in module._parameters.items():
+            if old is not None:
+                new = nn.Parameter(torch.empty(old.shape, dtype=old.dtype), requires_grad=old.requires_grad)
+                module._parameters[name] = made.setdefault(id(old), (old, new))[1]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _load_transformers(directory: Path, *, packs: bool) -> nn.Module:
