@@ -19,7 +19,7 @@ trainer
   weights are from one rank's, what a killed host costs, bytes that a version moves over those that changed, and what a
   rank holds (PSS) over its shard, which is 18 bytes of each of its weights, 6 after loading alone (`--steps 0`), 4
   under adapters (`--lora 8`) (`--model 135m`, `1b`; the default is small); `peak_to_shard` is the largest resident
-  set until then, files that are mapped included.
+  set until then, files that are mapped included, and `peak_to_estimate` that over what `--dry-run` says.
 
 What it does not cover: GPUs.
 """
@@ -285,8 +285,10 @@ def live(config: ModelConfig, samples: Sequence[Sample], *, budget: int, directo
     saves, publisher = Saves(directory / "resume"), Publisher(VersionStore(directory / "weights"))
     for step in range(2):
         learner.step(samples)
-        saves.save(learner, ResumeState(step=step + 1))
-        publisher.publish(step, published(learner.scorer.model), {})
+        saves.start_save(learner, ResumeState(step=step + 1))
+        publisher.start(step, published(learner.scorer.model), {})
+        saves.wait_saved()
+        publisher.wait()
     publisher.close()
 
 
@@ -364,7 +366,8 @@ def several_hosts(options: argparse.Namespace) -> dict[str, Any]:
     for name, measure in (("held", "rank_pss"), ("peak", "rank_peak")):
         grown = max(result.pop(measure)) - max(least.pop(measure))
         result |= {f"{name}_bytes": grown, f"{name}_to_shard": round(grown / shard, 3)}
-    return result
+    expected = result["estimate_bytes"] - least["estimate_bytes"]
+    return result | ({"peak_to_estimate": round(result["peak_bytes"] / expected, 3)} if options.steps else {})
 
 
 def main(argv: list[str] | None = None) -> int:

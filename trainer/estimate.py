@@ -1,7 +1,7 @@
 """How much memory and time a run will take, before it starts: what `--dry-run` prints.
 
 What is left out: to find what changed since the last version takes up to 26 bytes for each word of a segment (32 MiB of
-weights at most) when most of them changed, as at rates far above those of large models.
+weights at most), not 8, when most of them changed, as at rates far above those of large models.
 
 Activations are counted, not guessed: the model is made without memory (torch's fake tensors), reads a micro-batch as
 large as the budget allows, and every tensor that autograd keeps for the backward pass is added up.
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from rollout.weights.layout import SEGMENT_WORDS
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.models.logprobs import CHUNK
@@ -23,6 +24,7 @@ from trainer.models.scorer import Scorer
 
 FP32, BF16 = 4, 2  # bytes
 STATE = {"adamw": 8, "muon": 4, "adamw8bit": 2}  # bytes of an optimiser for each trained weight, at least
+ENCODED = 8  # bytes for each word of a segment that is compressed
 FLOPS_PER_WEIGHT = 6  # and token: forward 2, backward 4
 RECOMPUTED = 8  # with activations computed again
 
@@ -33,11 +35,13 @@ class Estimate:
 
     parameters: int
     trained: int  # of these
-    weights: int
+    weights: int  # of a model that is only read too
+    gathered: int  # what a rank of several has complete at a time, of weights and of gradients
     gradients: int
     optimiser: int
     published: int  # a copy of the version that engines have, with which the next one is compared
     saved: int  # the copy that a save is written from
+    encoding: int  # of a segment of the next version, during a save
     activations: int  # of one micro-batch
     scratch: int  # logits of a chunk and the like
     step_s: float
@@ -45,9 +49,10 @@ class Estimate:
     @property
     def peak(self) -> int:
         """In a backward pass; or in the update, whose temporary copies are as large as the gradients; or in a save,
-        when there are no gradients."""
-        step = self.gradients + max(self.activations + self.scratch, self.gradients)
-        return self.weights + self.optimiser + self.published + max(step, self.saved)
+        when there are no gradients, and the next version is copied too."""
+        step = self.gradients + max(self.gathered + self.activations + self.scratch, self.gradients)
+        save = self.published + self.encoding + self.saved
+        return self.weights + self.optimiser + self.published + max(step, save)
 
 
 def estimate(
@@ -60,10 +65,12 @@ def estimate(
     flops: float,
     ranks: int = 1,
     bf16: bool = False,
+    reference: int = 0,
 ) -> Estimate:
     """For a model made under `ghostly()`, and one of `ranks` that share it.
 
-    `tokens` of a step, `longest` trajectory, `flops` that the machine does, for all ranks that are on it.
+    `tokens` of a step, `longest` trajectory, `flops` that the machine does, for all ranks that are on it. `reference`:
+    weights of a model that is only read.
     """
     parameters = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -75,11 +82,13 @@ def estimate(
     return Estimate(
         parameters=parameters,
         trained=trained,
-        weights=FP32 * parameters // ranks + (gathered(scorer, bf16=bf16) if ranks > 1 else 0),
+        weights=FP32 * (parameters + reference) // ranks,
+        gathered=gathered(scorer) if ranks > 1 else 0,
         gradients=shard,
         optimiser=2 * shard,
         published=BF16 * trained // ranks,
         saved=3 * shard,
+        encoding=ENCODED * min(SEGMENT_WORDS, trained // ranks),
         activations=activations,
         scratch=3 * FP32 * min(CHUNK, budget * scorer.vocabulary),
         step_s=per_weight * parameters * tokens / flops,
@@ -93,11 +102,17 @@ def resident(model: nn.Module, *, ranks: int, optimiser: str) -> int:
     return (FP32 * total + (FP32 + STATE[optimiser]) * trained) // ranks
 
 
-def gathered(scorer: Scorer, *, bf16: bool) -> int:
-    """Bytes of weights that a rank has whole at a time: two layers, and what is in none."""
-    layers = [sum(item.numel() for item in layer.parameters()) for layer in scorer.layers()]
-    rest = sum(item.numel() for item in scorer.parameters()) - sum(layers)
-    return (2 if bf16 else FP32) * (2 * max(layers) + rest)
+def gathered(scorer: Scorer) -> int:
+    """Bytes of weights and gradients that a rank has complete at a time, in fp32: two layers, and what is in none."""
+
+    def largest(*, trained: bool) -> int:
+        def count(module: nn.Module) -> int:
+            return sum(item.numel() for item in module.parameters() if item.requires_grad or not trained)
+
+        layers = [count(layer) for layer in scorer.layers()]
+        return 2 * max(layers) + count(scorer) - sum(layers)
+
+    return FP32 * (largest(trained=False) + largest(trained=True))
 
 
 def ghostly() -> FakeTensorMode:
@@ -142,8 +157,9 @@ def table(result: Estimate) -> list[tuple[str, str]]:
     return [
         ("parameters", f"{result.parameters:,}, trained: {result.trained:,}"),
         ("weights, gradients", f"{size(result.weights)}, {size(result.gradients)}"),
+        ("complete at a time, of several ranks", size(result.gathered)),
         ("optimiser", size(result.optimiser)),
-        ("copies: published last, for a save", f"{size(result.published)}, {size(result.saved)}"),
+        ("copies: published last and next, for a save", f"twice {size(result.published)}, {size(result.saved)}"),
         ("activations of a micro-batch", size(result.activations)),
         ("peak memory of a rank", size(result.peak)),
         ("a step, at most", f"{result.step_s:.1f} s"),

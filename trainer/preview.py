@@ -96,7 +96,10 @@ def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
     """For a rank of this run, where every trajectory is as long as it may be."""
     flops = estimate.measure_flops(bf16=config.bf16)
     plan = work_plan(config, Path())
+    objective = build(config.objective)
     with estimate.ghostly():
+        other = objective.advantage.baseline == "teacher" and Path(config.objective.teacher)
+        read = empty(other or start) if other or objective.kl is not None else None
         return estimate.estimate(
             empty(start, lora=plan.lora),
             budget=config.optimiser.budget,
@@ -106,4 +109,5 @@ def estimated(config: TrainConfig, start: Path) -> estimate.Estimate:
             flops=flops,
             ranks=config.ranks // config.mesh.replicate,
             bf16=config.bf16,
+            reference=0 if read is None else sum(parameter.numel() for parameter in read.parameters()),
         )

@@ -38,7 +38,8 @@ from trainer.distributed.head import TOKEN
 from trainer.distributed.host_fleet import HostFleet
 from trainer.distributed.worker import RankWorker, Result, WorkPlan
 from trainer.errors import RankLost
-from trainer.models.load import Lora
+from trainer.estimate import estimate, ghostly
+from trainer.models.load import Lora, empty
 from trainer.resume import ResumeState, weights_of
 from trainer.settings import OptimiserSettings
 
@@ -169,6 +170,12 @@ def measure(
             _index(base)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         del model
+        longest = max((len(sample.tokens) for batch in batches for sample in batch), default=1)
+        with ghostly():
+            expected = estimate(
+                empty(base, lora=lora), budget=budget, longest=longest, tokens=budget, recompute=False, flops=1e10,
+                ranks=RANKS * hosts,
+            ).peak  # fmt: skip
         settings = OptimiserSettings(budget=budget, rate=1e-6)
         steps = max(1, len(batches))  # without a batch: ranks load, and wait for one
         made = WorkPlan(model=str(base), directory=str(directory / "host-0"), steps=steps, settings=settings, lora=lora)
@@ -197,7 +204,7 @@ def measure(
             "link_to_changed": round(result["link_bytes"] / changes, 3),
         }
     held = FROZEN if lora is not None else SHARD if batches else LOADED
-    result["shard_bytes"] = held * parameters // (RANKS * hosts)
+    result |= {"shard_bytes": held * parameters // (RANKS * hosts), "estimate_bytes": expected}
     return {"hosts": hosts, "ranks": hosts * RANKS, "parameters": parameters, **result}
 
 

@@ -256,10 +256,19 @@ def test_estimates_add_up() -> None:
         model = Qwen3(ModelConfig(vocab_size=300))
         result = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10)
         little = estimate(model, budget=2, longest=2, tokens=2, recompute=False, flops=1e10)
+        half = estimate(model, budget=1024, longest=256, tokens=10_000, recompute=False, flops=1e10, ranks=2,
+                        reference=result.parameters)  # fmt: skip
     assert result.weights == result.gradients == result.optimiser / 2 == 4 * result.parameters
     assert result.peak > result.weights + result.gradients + result.optimiser
     state, published = 12 * result.parameters, 2 * result.parameters
-    assert little.peak == state + published + state  # a save copies weights and moments, and needs most
+    # A save copies weights and moments, and needs most; the next version is copied at the same time.
+    assert little.peak == state + 2 * published + 8 * result.parameters + state
+    layer, rest = 0, sum(parameter.numel() for parameter in model.parameters())
+    for item in model.model.layers:
+        layer = sum(parameter.numel() for parameter in item.parameters())
+        rest -= layer
+    assert (half.weights, half.gradients, result.gathered) == (result.weights, result.gradients // 2, 0)
+    assert half.gathered == 2 * 4 * (2 * layer + rest)  # weights and their gradients
     assert result.step_s == pytest.approx(6 * result.parameters * 10_000 / 1e10)
 
 
