@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -18,6 +19,12 @@ PLUGIN_MISSING = "there is no plugin `docker compose`: install docker-compose 2,
 _PLACES = ("/usr/libexec", "/usr/lib", "/usr/local/libexec", "/usr/local/lib")
 PROGRAMS = Path(__file__).parents[1] / "conformance/compose/programs"
 ROUNDS = "/rounds"  # in a container with traffic: how many it has made
+TIMEOUT = 120.0  # seconds
+#: A container whose traffic goes over one connection to a service of the composition.
+TRAFFIC = (
+    "docker run -d --name traffic -v /programs:/programs:ro debian "
+    f"python3 /programs/app.py client transaction store:6379 {ROUNDS}"
+)
 
 FILE = """
 services:
@@ -42,8 +49,10 @@ def plugin() -> Path | None:
 
 
 @contextlib.asynccontextmanager
-async def with_docker(host: Client, directory: Path, *, compose: bool = False) -> AsyncIterator[Sandbox]:
-    """An agent that has docker, and a store."""
+async def with_docker(
+    host: Client, directory: Path, *, compose: bool = False, copied: bool = False
+) -> AsyncIterator[Sandbox]:
+    """An agent that has docker, and a store. `copied`: with the command in its own files, not mounted."""
     assert COMMAND is not None
     clients = directory / "client"
     clients.mkdir()
@@ -56,7 +65,7 @@ async def with_docker(host: Client, directory: Path, *, compose: bool = False) -
         except OSError:  # another file system
             shutil.copy(program, clients / name)
     (directory / "compose.yaml").write_text(FILE.format(client=clients, programs=PROGRAMS))
-    async with host.compose(directory, env={}, docker=True) as sb:
+    async with host.compose(directory, env={}, docker=True, copy_binds=copied) as sb:
         await sb.exec("ln -s /opt/client/docker /usr/local/bin/; mkdir -p /usr/local/lib/docker/cli-plugins")
         await sb.exec("ln -s /opt/client/docker-compose /usr/local/lib/docker/cli-plugins/")
         await sb.files.upload(PROGRAMS, "/programs")
@@ -69,3 +78,17 @@ async def says(sb: Sandbox, command: str, *, code: int = 0) -> str:
     said = (done.stdout + done.stderr).decode()
     assert done.exit_code == code, f"{command}: {done.exit_code}: {said}"
     return said.strip()
+
+
+async def more_rounds(sb: Sandbox, count: int = 10) -> None:
+    """Wait until the traffic of a container has made so many more rounds."""
+
+    async def rounds() -> int:
+        done = await sb.exec(f"docker exec traffic cat {ROUNDS}")
+        return int(done.text) if done.exit_code == 0 else 0
+
+    first = await rounds()
+    async with asyncio.timeout(TIMEOUT):
+        while await rounds() < first + count:
+            state = await says(sb, "docker inspect -f '{{.State.Status}}' traffic")
+            assert state == "running", await says(sb, "docker logs traffic")

@@ -15,6 +15,7 @@ from sandbox.messages.cluster import HostInfo, MoveRequest, MoveResult
 from tests.conformance.compose.test_compositions import FILES, about, begin, composed, more
 from tests.support.cluster import Cluster, apart
 from tests.support.daemon_host import Daemon, missing
+from tests.support.docker_command import COMMAND, MISSING, TRAFFIC, more_rounds, says, with_docker
 
 
 @pytest.fixture
@@ -95,3 +96,15 @@ async def test_services_go_on_where_their_checkpoint_is_imported(pair: Cluster) 
             after = {item.name: (item.program, item.state, item.health) for item in await taken.services.list()}
             assert after == before and all(program for program, _, _ in after.values())
             await more(taken, check["service"], traffic.id)
+
+
+@pytest.mark.skipif(COMMAND is None, reason=MISSING)
+async def test_a_composition_moves_with_its_containers(pair: Cluster, tmp_path: Path) -> None:
+    """With the connection between a container and a service open."""
+    async with pair.client() as client, with_docker(client, tmp_path, copied=True) as sb:
+        await says(sb, TRAFFIC)
+        await more_rounds(sb)
+        for turn in range(2):
+            await move(client, sb)
+            await more_rounds(sb)
+            assert await says(sb, f"docker run --rm debian echo {turn}") == str(turn)
