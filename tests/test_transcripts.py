@@ -31,6 +31,8 @@ LINE = re.compile(r"^(?:\$ )?(?P<line>(?:[A-Z_]+=\S+ )*pagurus (?:(?!  ).)*?)(?:
 ELSEWHERE = {
     "pagurus doctor": ("probes the whole host: tests/test_doctor.py", "this host"),
     "pagurus up": ("a compose file: tests/pagurus/sandboxes/test_compose.py", "compose.yaml"),
+    "pagurus down": ("a compose file: tests/pagurus/sandboxes/test_compose.py", "removes"),
+    "pagurus ps": ("a compose file: tests/pagurus/sandboxes/test_compose.py", "ps"),
     "pagurus services": ("a composition: tests/pagurus/sandboxes/test_compose.py", "services"),
     "pagurus exec --service": ("a composition: tests/pagurus/sandboxes/test_compose.py", "--service"),
     "pagurus shell": ("a terminal: tests/pagurus/sandboxes/test_shell.py", "a terminal"),
