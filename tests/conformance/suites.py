@@ -40,8 +40,8 @@ from typing import Any
 
 from bench.harness import aftermath, command
 from bench.harness.own_daemon import IMAGE, BenchHost, tasks
-from sandbox import Client, Limits, Sandbox
-from sandbox.errors import PagurusError
+from sandbox import Client, Limits, Retention, Sandbox
+from sandbox.errors import NotFound, PagurusError
 from tests.conformance.parity_programs import DIFFERENCES, PROGRAMS
 from tests.support.dockerd import Docker
 
@@ -50,6 +50,7 @@ WAYS = ("docker", "docker", "sandbox", "checkpoints", "kills")
 OUTCOMES, DONE = "/tmp/outcomes", "/tmp/done"
 GLIB = "/usr/share/installed-tests/glib"
 LIMITS = Limits(memory="2GiB", processes=4000)
+RETENTION = Retention(last=4)  # what older checkpoints hold of removed files would count against the disk limit
 #: No network, but a host name that resolves, as with Docker's default network.
 NAME = "parity"
 DOCKER = [
@@ -248,7 +249,7 @@ def in_docker(docker: Docker, suite: Suite, names: list[str]) -> Course:
 
 async def in_sandbox(client: Client, suite: Suite, names: list[str], way: str, pace: float, life: float) -> Course:
     course, began = Course(), time.monotonic()
-    async with client.create(IMAGE, limits=LIMITS) as sandbox:
+    async with client.create(IMAGE, limits=LIMITS, retention=RETENTION) as sandbox:
         await sandbox.processes.start(["sh", "-c", suite.line(names)])
         last, until = None, time.monotonic() + life
         while (await sandbox.exec(f"test -e {DONE}", ends_turn=False)).exit_code:
@@ -267,7 +268,14 @@ async def in_sandbox(client: Client, suite: Suite, names: list[str], way: str, p
                 await sandbox.restore(last)
                 course.restores += 1
                 until = time.monotonic() + life
-        reported = await sandbox.files.read(OUTCOMES)
+        try:
+            reported = await sandbox.files.read(OUTCOMES)
+        except NotFound as error:  # the suite's own program ended early
+            said = await sandbox.exec("tail -c 1500 /tmp/log", ends_turn=False)
+            raise PagurusError(
+                f"the suite ended {way} without outcomes after {course.checkpoints} checkpoints, {course.restores}"
+                f" restores: {said.stdout.decode(errors='replace')}"
+            ) from error
     course.reported = reported.decode(errors="replace")
     course.outcomes, course.seconds = suite.read(course.reported), time.monotonic() - began
     return course

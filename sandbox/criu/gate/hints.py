@@ -19,7 +19,11 @@ HINTS: tuple[tuple[str, str], ...] = (
     (r"Non-empty write queue on an in-flight|In-flight connection", "a connection waits to be accepted: accept it"),
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
-    (r"Disk quota exceeded", "the sandbox has reached its disk limit: remove files, or close those whose name is gone"),
+    (
+        r"Disk quota exceeded",
+        "the sandbox has reached its disk limit: remove files, and checkpoints that hold removed ones; close those"
+        " whose name is gone",
+    ),
     (r"[Gg]host", "a deleted file that is still open is too large: close it"),
     (r"No space left", "the memory for captures is full: make checkpoints durable or raise its limit"),
     (
