@@ -16,6 +16,7 @@ from tests.support.families import FAMILIES, ROTATIONS, build
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
 from trainer.learner import Learner
+from trainer.models import first_layers
 from trainer.models import verify as verifying
 from trainer.models.load import load
 from trainer.models.scorer import Scorer
@@ -150,3 +151,33 @@ def test_the_embedded_engine_reports_what_the_trainer_computes() -> None:
     shown = CliRunner().invoke(application, ["verify-model", str(start), "--engine", "embedded", "--json"])
     assert shown.exit_code == 0, shown.output
     assert '"embedded"' in shown.output
+
+
+LARGE_FAMILIES = {  # changes, and how many layers have one of each kind
+    "deepseek_v3": ({"num_hidden_layers": 7, "first_k_dense_replace": 3}, 4),
+    "qwen3_moe": ({"num_hidden_layers": 5}, 2),
+    "gemma3_text": ({"num_hidden_layers": 9, "sliding_window_pattern": 3, "layer_types": None}, 3),
+    "gpt2": ({"n_layer": 5}, None),  # whose layers have another name
+}
+
+
+@pytest.mark.parametrize("family", LARGE_FAMILIES)
+def test_a_large_model_is_compared_by_its_first_layers(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes, layers = LARGE_FAMILIES[family]
+    monkeypatch.setitem(FAMILIES, family, {**FAMILIES[family], **changes})
+    directory = build(family, tmp_path / family)
+    whole = verifying.verify_run(directory)
+    assert whole.layers is None and whole.way == "packed"
+    monkeypatch.setattr(first_layers, "LARGE", 0)
+    short = verifying.verify_run(directory)
+    assert (short.layers, short.way) == (layers, "packed")
+    if layers is not None:
+        place = tmp_path / "short"
+        place.mkdir()
+        assert first_layers.shorten(directory, place) == layers
+        parts, complete = load(place).state_dict(), load(directory).state_dict()
+        assert {name.split(".")[2] for name in parts if ".layers." in name} == {str(n) for n in range(layers)}
+        for name, tensor in parts.items():
+            assert torch.equal(tensor, complete[name]), name

@@ -48,7 +48,7 @@ from trainer.learner import Learner
 from trainer.machine import return_freed_memory, trim_memory
 from trainer.models.load import Lora, configuration
 from trainer.models.scorer import Scorer
-from trainer.models.verify import verify
+from trainer.models.verify import verify_run
 from trainer.objectives import Objective, build
 from trainer.replay import Replay, SaveInterval, StateLog
 from trainer.resume import ResumeState, Saves, ShardCarrier
@@ -172,7 +172,7 @@ def _teacher(plan: WorkPlan, vocabulary: int, ranks: Ranks) -> Scorer:
     where = Path(plan.objective.teacher)
     content = configuration(where)
     need_cuttable(content, ranks.layout or MeshLayout())
-    packs = True if is_plain(content) else verify(where).packs
+    packs = True if is_plain(content) else verify_run(where).packs
     made = load_scorer(where, ranks, packs=packs, trained=False, offload=plan.offload, bf16=plan.bf16)
     if made.vocabulary < vocabulary:
         raise Invalid(

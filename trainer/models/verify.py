@@ -1,7 +1,8 @@
 """Does the trainer compute what a model computes? Tested by the model's own behaviour, before it is trained.
 
 Guarantee: a model is trained in a way in which its log-probabilities were seen to equal those of transformers' own
-forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, it is refused with the numbers.
+forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, it is refused with the numbers. Of a
+large model the first layers of each kind are compared.
 
 ::
 
@@ -14,6 +15,7 @@ forward pass, trajectory by trajectory, within `TOLERANCE`; where no way does, i
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +30,7 @@ from sandbox.errors import Invalid
 from trainer.batches.pack import pack
 from trainer.batches.plan import common
 from trainer.batches.sample import Sample
+from trainer.models.first_layers import shorten
 from trainer.models.load import configuration, load
 from trainer.models.scorer import Scorer
 
@@ -56,6 +59,7 @@ class Verification(msgspec.Struct, kw_only=True):
     alone: float | None = None  # by its own forward pass
     slope: float | None = None  # of the gradient in the chosen way, as a share of its norm
     reason: str = ""  # why it is not packed, or is refused
+    layers: int | None = None  # of a large model, so many of its first ones were compared; None: all
 
     @property
     def packs(self) -> bool:
@@ -101,6 +105,15 @@ def verify(directory: Path) -> Verification:
                 return result
             result.reason += f"; alone: {alone}"
     return result
+
+
+def verify_run(directory: Path) -> Verification:
+    """As :func:`verify`; of a large model by its first layers, which have one of each kind."""
+    with tempfile.TemporaryDirectory(prefix="pagurus-verify-") as place:
+        layers = shorten(directory, Path(place))
+        result = verify(directory if layers is None else Path(place))
+        result.layers = layers
+        return result
 
 
 def probes_of(content: dict[str, Any]) -> list[Sample]:
@@ -228,7 +241,7 @@ def begin(directory: Path, run: Path) -> Verification:
     if is_plain(content):
         result = Verification(model="Qwen3ForCausalLM", way="packed")
     else:
-        result = verify(directory)
+        result = verify_run(directory)
     if result.way == "refused":
         raise Invalid(f"{result.model} cannot be trained: {result.reason}", hint="see `pagurus verify-model`")
     durable.publish(path, msgspec.json.encode(result))
