@@ -36,6 +36,7 @@ class PartialGeneration:
         """A server of `version` continues; how it is to sample the rest."""
         self.break_off()
         self._base, self._oldest = len(self.token_ids), version
+        self.experts = None  # may be of tokens that were dropped; the next report covers all
         seed = self.sampling.seed
         seed = seed if seed is None or not self.parts else (seed + self.parts * PRIME) % (1 << 63)
         self.parts += 1

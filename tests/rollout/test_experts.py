@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.engine import protocol as wire
-from rollout.engine.client import EngineClient, Generation, Sampling, TurnSampling, WeightSpan
+from rollout.engine.client import Delta, EngineClient, Generation, Sampling, TurnSampling, WeightSpan
 from rollout.engine.launch import VLLM_PYTHON, embedded, vllm
 from rollout.engine.supervisor import EngineSupervisor
 from rollout.experts import RoutedExperts, extend, within
 from rollout.messages import Trajectory
+from rollout.pool.answer import PartialGeneration
 from sandbox.errors import Invalid
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -118,6 +119,18 @@ def test_a_successor_gets_those_of_the_turns_that_it_takes_over() -> None:
     assert trajectory.experts == parts
     trajectory.append(5, [2] * 3, [0] * 3, [0.0] * 3, [-1] * 3, [])  # the second turn was another one
     assert np.concatenate([part.choices for part in trajectory.experts]).tolist() == choices(5).tolist()
+
+
+def test_a_report_of_tokens_that_were_dropped_is_no_report() -> None:
+    """A server ends an answer while it takes another version, and the next one breaks off."""
+    answer = PartialGeneration(Sampling(max_tokens=6))
+    answer.begin(3)
+    answer.doubt()
+    answer.add(Delta(token_ids=[1, 2], logprobs=[-1.0, -1.0], experts=RoutedExperts.of(0, choices(4))))
+    answer.begin(4)
+    assert answer.token_ids == []
+    answer.add(Delta(token_ids=[5, 6], logprobs=[-1.0, -1.0]))
+    assert answer.generation.token_ids == [5, 6] and answer.generation.experts is None
 
 
 # --------------------------------------------------------------------------- engines
