@@ -95,6 +95,8 @@ def blame(failure: TrajectoryFailure) -> Blame:
 _COMMAND: dict[tuple[str, bool], Cause] = {
     ("invalid", True): Cause.NONSENSE,
     ("invalid", False): Cause.NONSENSE,
+    ("unsupported", True): Cause.RAISED,  # it requested what will never be there
+    ("unsupported", False): Cause.RAISED,
     ("command_not_found", True): Cause.NONSENSE,
     ("command_not_found", False): Cause.NONSENSE,
     ("no_space", True): Cause.QUOTA,

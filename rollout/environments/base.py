@@ -104,6 +104,11 @@ class Environment(ABC):
     reward: Scoring | None = None  # scores the end, in a fork of the sandbox: see rollout.rewards
     row: dict[str, Any] | None = None  # of the run's data, where its plan names some: set before `reset`
 
+    @property
+    def sandboxed(self) -> bool:
+        """Its episodes have a sandbox."""
+        return bool(self.image) or self.compose is not None
+
     def of(self, seed: int) -> tuple[Environment, int]:
         """The environment that plays this seed, and the seed that it is reset with. Override it to choose an image, or
         another environment, by the seed: no sandbox is there yet."""

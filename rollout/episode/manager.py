@@ -198,7 +198,7 @@ class EpisodeManager(EpisodeParts):
             raise
 
     async def _create(self, env: Environment) -> Any:
-        if not env.image and env.compose is None:
+        if not env.sandboxed:
             return nowhere.Nowhere()
         with self.metered(EpisodePhase.CREATE):
             try:

@@ -13,18 +13,28 @@ from sandbox.messages import CheckpointInfo, SandboxInfo, SandboxState
 NAME = "none"
 
 
+class NoFiles:
+    """The files of no sandbox."""
+
+    async def read(self, path: str) -> bytes:
+        raise _refusal()
+
+    async def write(self, path: str, data: bytes | str, **_: Any) -> None:
+        raise _refusal()
+
+
 class Nowhere:
     """The sandbox of environments with ``image = ""``."""
 
     id = NAME
     info = SandboxInfo(id=NAME, image="", state=SandboxState.RUNNING, created_at=0.0)
-    files = None
+    files = NoFiles()
 
     async def exec(self, command: object, **_: Any) -> Any:
-        raise Unsupported("this environment has no sandbox", hint="give it an `image`")
+        raise _refusal()
 
     async def checkpoint(self, label: str | None = None) -> CheckpointInfo:
-        raise Unsupported("this environment has no sandbox", hint="give it an `image`")
+        raise _refusal()
 
     async def tree(self) -> list[CheckpointInfo]:
         return []
@@ -34,3 +44,7 @@ class Nowhere:
 
     async def remove(self) -> None:
         """Nothing is there."""
+
+
+def _refusal() -> Unsupported:
+    return Unsupported("this environment has no sandbox", hint="give it an `image`")

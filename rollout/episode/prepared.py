@@ -95,12 +95,13 @@ class PreparedStates:
         self.made = self.forked = 0
 
     async def begin(self, env: Environment, seed: int, make: Make) -> tuple[Any, PreparedState] | None:
-        """A fork of the state that `env` begins `seed` in. None: this environment resets every sandbox itself.
+        """A fork of the state that `env` begins `seed` in. None: this environment resets every sandbox itself, or has
+        none.
 
         Raises what `make` raises, and PagurusError where the fork fails.
         """
         kind = f"{type(env).__module__}.{type(env).__qualname__}"
-        if not env.shares_reset or kind in self._alone:
+        if not (env.shares_reset and env.sandboxed) or kind in self._alone:
             return None
         try:
             return await self._fork(await self._name(env, kind, seed), kind, make)
