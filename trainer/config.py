@@ -6,6 +6,7 @@ continues under the keys that it began with, but for the number of steps, which 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import tomllib
@@ -34,6 +35,7 @@ from sandbox.errors import Invalid, NotFound
 from trainer import machine, sizing
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
+from trainer.model_directory import model_content, need_embedded, need_model
 from trainer.settings import (
     EvaluationSettings,
     HostSettings,
@@ -41,6 +43,7 @@ from trainer.settings import (
     ObjectiveSettings,
     OptimiserSettings,
     TimeoutSettings,
+    flat,
     need_existing,
     overlay,
     override,
@@ -117,19 +120,22 @@ def read(path: Path) -> dict[str, Any]:
     content = presets(content)
     need_existing(str(path), {name: value for name, value in content.items() if name != "resume"}, TrainConfig)
     _resolve(content, ("task", "out", "model", "curriculum"), path)
-    for part in content.get("mixture", ()):
-        if isinstance(part, dict):
-            need_existing(f"{path}: [[mixture]]", part, MixturePart)
-            _resolve(part, ("task", "rows", "held_out"), path)
-    for part in content.get("suites", ()):
-        if isinstance(part, dict):
-            need_existing(f"{path}: [[suites]]", part, SuitePlan)
-            _resolve(part, ("task",), path)
-    for part in content.get("rewards", ()):
-        if isinstance(part, dict):
-            need_existing(f"{path}: [[rewards]]", part, RewardPlan)
-            _resolve(part, ("model", *(["function"] if ".py:" in str(part.get("function")) else [])), path)
+    for part in _tables(content, "mixture"):
+        need_existing(f"{path}: [[mixture]]", part, MixturePart)
+        _resolve(part, ("task", "rows", "held_out"), path)
+    for part in _tables(content, "suites"):
+        need_existing(f"{path}: [[suites]]", part, SuitePlan)
+        _resolve(part, ("task",), path)
+    for part in _tables(content, "rewards"):
+        need_existing(f"{path}: [[rewards]]", part, RewardPlan)
+        _resolve(part, ("model", *(["function"] if ".py:" in str(part.get("function")) else [])), path)
     return content
+
+
+def _tables(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """The tables of a list of them; what is anything else is refused by its type later."""
+    value = content.get(name)
+    return [part for part in value if isinstance(part, dict)] if isinstance(value, list | tuple) else []
 
 
 def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
@@ -157,14 +163,22 @@ def make(content: Mapping[str, Any]) -> TrainConfig:
     for name in TABLES:
         if isinstance(content.get(name), dict):
             content[name] = msgspec.to_builtins(TABLES[name]) | content[name]
-    if content.get("mixture"):
-        content.setdefault("task", content["mixture"][0].get("task", ""))
+    if parts := _tables(content, "mixture"):
+        content.setdefault("task", parts[0].get("task", ""))
     if "task" not in content:
         raise Invalid("no task is named", hint='task = "examples/fix_the_service"')
+    if isinstance(content.get("held_out"), str | Path):
+        raise Invalid(
+            f"held_out counts episodes, and is {str(content['held_out'])!r}",
+            hint="a file of rows to evaluate on is `held_out` of a part: [[mixture]]",
+        )
     try:
         made = msgspec.convert(content, TrainConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
-        raise Invalid(f"configuration: {error}", hint="see docs/training.md") from None
+        raise Invalid(f"configuration: {error}", hint="see docs/settings.md") from None
+    for name, value in flat(made):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Invalid(f"configuration: {name} is {value}", hint="set a finite number")
     if made.tail and not 1.0 < made.tail <= 4.0:
         raise Invalid(f"configuration: tail is {made.tail}", hint="set 1.25, or 0 for none")
     if made.tail_resumes and not made.tail:
@@ -194,6 +208,11 @@ def _agreeing(config: TrainConfig) -> TrainConfig:
     if config.handover:
         _need_handover(config)
     _need_evaluation(config)
+    if config.sampling.temperature == 0:
+        raise Invalid(
+            "sampling.temperature = 0 gives every trajectory of a group the same answers",
+            hint="raise it; evaluation.temperature = 0 is of evaluations alone",
+        )
     if config.branching is not None and config.objective.overlong.penalty:
         raise Invalid("segments of a tree have no length of their own", hint="leave out objective.overlong.penalty")
     if not config.sampling.complete:
@@ -276,6 +295,12 @@ def need_objective(config: TrainConfig) -> None:
         )
     if objective.advantage.baseline == "teacher" and objective.kl is not None:
         raise Invalid("distillation has one reference, its teacher", hint="leave out objective.kl")
+    if config.size < 2 and objective.advantage.baseline in ("group", "leave_one_out"):
+        raise Invalid(
+            f"{config.objective.preset} compares the trajectories of a group, and size is {config.size}: "
+            "every advantage would be 0",
+            hint='set size = 2 or more, or objective = "reinforce++"',
+        )
     if config.branching is not None and objective.advantage.baseline != "group":
         raise Invalid(
             f"{config.objective.preset} does not compare with the mean of a group, which is what branches need",
@@ -292,21 +317,7 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
     of steps, and of ranks."""
     if config.resume is not None:
         return _resumed(config.resume, steps=steps, ranks=ranks)
-    _agreeing(config)
-    need_objective(config)
-    begin = config.model or task.load(config.task).start  # a wrong directory leaves no run behind
-    parts = config.mixture or (MixturePart(task=str(config.task)),)
-    chosen = Mixture(parts, share=config.held_share).splits
-    if config.curriculum is not None:
-        load_curriculum(config.curriculum)
-    need_rewards(config.rewards)
-    if begin is None:
-        raise Invalid(
-            f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
-        )
-    need_model(begin, *environments(config), length=config.max_length)
-    need_cuttable(model_content(begin), mesh_layout(config), adapters=config.lora > 0)
-    need_mixture(config, begin)
+    begin, chosen = need_startable(_agreeing(config))
     config = _absolute(config)
     planned = rollout_plan(config, begin)  # refuses a machine with too few GPUs, or too little memory of them
     directory = config.out.resolve() / time.strftime("%Y%m%d-%H%M%S")
@@ -322,47 +333,33 @@ def open_run(config: TrainConfig, *, steps: int | None = None, ranks: int | None
     return directory, config
 
 
+def need_startable(config: TrainConfig) -> tuple[Path, list[splits.Split]]:
+    """Refuses what a run would fail on, before there is one. The policy to begin with, and what is held out."""
+    need_objective(config)
+    begin = config.model or task.load(config.task).start
+    parts = config.mixture or (MixturePart(task=str(config.task)),)
+    chosen = Mixture(parts, share=config.held_share).splits
+    if config.curriculum is not None:
+        load_curriculum(config.curriculum)
+    need_rewards(config.rewards)
+    for kind in environments(config):
+        task.need_scorable(kind, config.rewards, image=config.image)
+    if begin is None:
+        raise Invalid(
+            f"{config.task} has no policy to begin with", hint="name one: --model FOLDER (a small Qwen3, say)"
+        )
+    need_model(begin, *environments(config), length=config.max_length)
+    if config.engine == "embedded":
+        need_embedded(begin)
+    need_cuttable(model_content(begin), mesh_layout(config), adapters=config.lora > 0)
+    need_mixture(config, begin)
+    return begin, chosen
+
+
 def environments(config: TrainConfig) -> list[type[Environment]]:
     """Those that a run of this configuration plays."""
     played = [Path(part.task) for part in config.mixture] or [config.task]
     return [task.load(place).environment for place in (*played, *(Path(suite.task) for suite in config.suites))]
-
-
-def need_model(directory: Path, *target: type[Environment], length: int = 1) -> None:
-    """Refuses a directory that is no model, one that cannot take what these environments say to a model, or one that
-    has no positions for trajectories of this length."""
-    from rollout.episode.renderer import has_template
-
-    if not (directory / "config.json").is_file():
-        raise NotFound(f"{directory} is no model: it has no config.json", hint="name a Hugging Face directory")
-    positions = _positions(directory)
-    if positions is not None and length > positions:
-        raise Invalid(
-            f"max_length is {length}, and {directory} has {positions} positions", hint=f"set max_length = {positions}"
-        )
-    for item in target:
-        if (item.system or item.tools) and not has_template(directory):
-            reported = "a system prompt" if item.system else "tools"
-            raise Invalid(
-                f"{item.__name__} has {reported} for a chat model, and {directory} has no chat template",
-                hint="name an instruction-tuned model, or put its chat_template.jinja into the directory",
-            )
-
-
-def _positions(directory: Path) -> int | None:
-    """Tokens of the longest sequence that a model directory says it can read, if it says so."""
-    content = model_content(directory)
-    text = content.get("text_config") or content
-    result = text.get("max_position_embeddings") or text.get("n_positions")
-    return result if isinstance(result, int) and result > 0 else None
-
-
-def model_content(directory: Path) -> dict[str, Any]:
-    """The ``config.json`` of a model directory."""
-    try:
-        return msgspec.json.decode((directory / "config.json").read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise Invalid(f"{directory}/config.json is damaged: {error}", hint="download the model again") from None
 
 
 def unfinished(config: TrainConfig) -> Path | None:
@@ -414,8 +411,6 @@ def rollout_plan(config: TrainConfig, begin: Path) -> RolloutPlan:
     from rollout.episode.renderer import end_tokens
 
     fitting = sizing.choose(machine.cores(), machine.busy(), concurrency=config.concurrency, pace=config.pace)
-    if config.engine == "embedded":
-        need_embedded(begin)
     stops = sorted({*end_tokens(begin), *config.sampling.stop_token_ids})
     timeouts = common(config.timeouts, PhaseTimeouts)
     played = RolloutConfig(
@@ -461,16 +456,6 @@ def common(settings: msgspec.Struct, kind: type[msgspec.Struct]) -> dict[str, An
     """The settings that `kind` has as well, by name."""
     names = set(settings.__struct_fields__) & set(kind.__struct_fields__)
     return {name: getattr(settings, name) for name in kind.__struct_fields__ if name in names}
-
-
-def need_embedded(directory: Path) -> None:
-    """Refuses what the embedded engine cannot serve."""
-    from rollout.engine.embedded.pretrained import refuse  # with torch
-
-    try:
-        refuse(directory)
-    except (ValueError, TypeError) as error:
-        raise Invalid(f"the embedded engine does not serve {directory}: {error}", hint="--engine vllm") from None
 
 
 def _path(kind: type, value: object) -> object:

@@ -13,20 +13,10 @@ from rollout.decide.engines.device_memory import describe_memory
 from rollout.decide.engines.devices import describe
 from rollout.engine import gpus
 from rollout.environments import directory as task
-from sandbox.errors import Invalid
 from trainer import estimate
-from trainer.config import (
-    TrainConfig,
-    environments,
-    mesh_layout,
-    model_content,
-    need_mixture,
-    need_model,
-    need_objective,
-)
+from trainer.config import TrainConfig, need_startable
 from trainer.distributed.host_fleet import PORT, default_address
 from trainer.distributed.mesh import fitting_hosts
-from trainer.distributed.plans import need_cuttable
 from trainer.machine import devices
 from trainer.models.load import empty
 from trainer.objectives import Objective, build
@@ -36,20 +26,16 @@ from trainer.steps import work_plan
 
 def preview(config: TrainConfig) -> int:
     """What a run of this configuration would do and take."""
-    need_objective(config)
-    target = task.load(config.task)
-    start = config.model or target.start
-    if start is None:
-        raise Invalid(f"{config.task} has no policy to begin with", hint="name one: --model FOLDER")
-    need_model(start, *environments(config), length=config.max_length)
-    need_cuttable(model_content(start), mesh_layout(config), adapters=config.lora > 0)
-    need_mixture(config, start)
-    shown = Table(title=f"plan of {target.name}; nothing was started", show_header=False, title_justify="left")
+    start, held_out = need_startable(config)
+    shown = Table(
+        title=f"plan of {task.load(config.task).name}; nothing was started", show_header=False, title_justify="left"
+    )
     shown.add_column()
     shown.add_column(overflow="fold")
     for name, value in flat(config):
         shown.add_row(name, "" if value is None else str(value))
     shown.add_row("[bold]objective, resolved[/bold]", resolved(build(config.objective, length=config.max_length)))
+    shown.add_row("[bold]evaluations[/bold]", "\n".join(split.says for split in held_out))
     existing = gpus.visible()
     placement, needed = devices(config, start)
     rows = describe(placement, existing) if existing else [("devices", "CPU: no GPU is visible")]

@@ -224,16 +224,37 @@ def presets(content: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------- what is known
 
 
+# What other trainers call a setting, where difflib does not find it.
+ELSEWHERE = {
+    **dict.fromkeys(("learning_rate", "lr"), "optimiser.rate"),
+    **dict.fromkeys(("num_generations", "group_size", "rollouts_per_example", "n_samples_per_prompt"), "size"),
+    **dict.fromkeys(("batch_size", "train_batch_size", "per_device_train_batch_size"), "groups (prompts), size"),
+    **dict.fromkeys(("max_completion_length", "max_new_tokens", "max_response_length"), "sampling.max_tokens"),
+    **dict.fromkeys(("max_prompt_length", "max_seq_length", "max_model_len", "seq_len"), "max_length"),
+    **dict.fromkeys(("max_steps", "num_train_epochs", "total_training_steps", "epochs"), "steps"),
+    **dict.fromkeys(("epsilon", "clip_ratio"), "objective.clip.low"),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high"), "objective.clip.high"),
+    **dict.fromkeys(("kl_coef", "kl_loss_coef", "kl_beta"), "objective.kl.beta"),
+    **dict.fromkeys(("dataset", "dataset_name", "train_files", "rows"), "mixture (rows of a [[mixture]])"),
+    **dict.fromkeys(("model_name_or_path", "model_name"), "model"),
+    **dict.fromkeys(("lora_r", "lora_rank", "peft_config"), "lora"),
+    **dict.fromkeys(("async_level", "max_async_level", "max_off_policy_steps"), "staleness"),
+    "num_iterations": "optimiser.updates", "ppo_epochs": "optimiser.updates", "loss_type": "objective",
+    "report_to": "trackers", "output_dir": "out", "save_steps": "save_every", "eval_steps": "evaluate_every",
+    "gradient_checkpointing": "recompute", "reward_funcs": "rewards", "weight_decay": "optimiser.decay",
+    "max_grad_norm": "optimiser.max_norm", "warmup_steps": "optimiser.warm_up", "resume_from_checkpoint": "resume",
+}  # fmt: skip
+
+
 def need_existing(source: str, content: Mapping[str, Any], kind: type[msgspec.Struct], path: str = "") -> None:
     """Refuses keys that are in no table, with the nearest one that is."""
     existing = tables(kind)
     for key, value in content.items():
         if key not in existing:
-            near = [*difflib.get_close_matches(key, existing, n=1), *_below(kind, key)]
-            said = ", ".join(near) if near else difflib.get_close_matches(key, existing, n=1, cutoff=0.0)[0]
-            raise Invalid(
-                f"{source}: unknown key {path + key!r}", hint=f"nearest: {said}; there are: {', '.join(existing)}"
-            )
+            near = [ELSEWHERE[key]] if key in ELSEWHERE and re.split(r"\W", ELSEWHERE[key])[0] in existing else []
+            near = near or [*difflib.get_close_matches(key, existing, n=1), *_below(kind, key)]
+            said = f"nearest: {', '.join(near)}; " if near else ""
+            raise Invalid(f"{source}: unknown key {path + key!r}", hint=f"{said}there are: {', '.join(existing)}")
         inner = existing[key]
         if inner is not None and isinstance(value, dict):
             need_existing(source, value, inner, f"{path}{key}.")

@@ -10,6 +10,7 @@ played through its rows in a newly drawn order each time; which of them are held
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -73,8 +74,8 @@ class Mixture:
         names = [part.name for part in self.parts]
         if len(set(names)) < len(names):
             raise Invalid(f"parts of one name: {', '.join(names)}", hint="give each a `name` of its own")
-        if not all(part.weight >= 0 for part in parts) or not any(part.weight for part in parts):
-            raise Invalid("weights must be 0 or more, one of them more", hint="set `weight`")
+        if not all(0 <= part.weight < math.inf for part in parts) or not any(part.weight for part in parts):
+            raise Invalid("weights must be finite, 0 or more, and one of them more", hint="set `weight`")
         self.rows = [_rows(part) for part in parts]
         self.image = image
         items = [self._items(number) for number in range(len(parts))]
@@ -87,7 +88,7 @@ class Mixture:
     def _items(self, number: int) -> splits.Items:
         part, rows = self.parts[number], self.rows[number]
         if rows is not None:
-            keys = [splits.key(row) for row in rows]
+            keys = _keys(rows, part.rows or "")
             evaluated = 0 if part.held_out is None else len(read_rows(Path(part.held_out), minimum=1))
             return splits.Items(part=part.name, kind="rows", keys=keys, evaluated=evaluated)
         tasks = self.tasks[number].environment.identities()
@@ -217,6 +218,21 @@ def _rows(part: MixturePart) -> list[dict[str, Any]] | None:
         return None
     evaluated = [] if part.held_out is None else read_rows(Path(part.held_out), minimum=1)
     return read_rows(Path(part.rows), minimum=1 if evaluated else 2) + evaluated
+
+
+def _keys(rows: Sequence[dict[str, Any]], source: str) -> list[str]:
+    """Of each row. Refuses values that no process could hand to another."""
+    result = []
+    for number, row in enumerate(rows, 1):
+        try:
+            msgspec.msgpack.encode(row)
+            result.append(splits.key(row))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(
+                f"row {number} of {source} cannot be written down: {error}",
+                hint="keep texts, numbers below 2**64, lists and tables of them; drop other columns",
+            ) from None
+    return result
 
 
 def load_curriculum(path: Path) -> Curriculum:

@@ -31,10 +31,13 @@ def read_rows(path: Path, *, minimum: int = 2) -> list[dict[str, Any]]:
             rows = _text(path, path.read_bytes().decode("utf-8-sig"))
     except (ValueError, csv.Error, RecursionError) as error:
         raise Invalid(f"{path} cannot be read: {error}", hint=KINDS) from None
-    if not isinstance(rows, list) or len(rows) < minimum or not all(isinstance(row, dict) for row in rows):
-        raise Invalid(
-            f"{path} has not {minimum} rows or more of names and values", hint="one is held out, one trained on"
-        )
+    if not isinstance(rows, list):
+        raise Invalid(f"{path} holds one {type(rows).__name__}, not a list of rows", hint=KINDS)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise Invalid(f"row {number} of {path} is {row!r:.60}", hint="a row has names and values: {...}")
+    if len(rows) < minimum:
+        raise Invalid(f"{path} has {len(rows)} of {minimum} rows", hint="one is held out, one trained on")
     return rows
 
 
@@ -60,6 +63,8 @@ def _csv(text: str) -> list[dict[str, str]]:
     limit = csv.field_size_limit(MAX_FIELD)
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        if len(set(reader.fieldnames or ())) < len(reader.fieldnames or ()):
+            raise ValueError(f"its head names a column twice: {', '.join(reader.fieldnames or ())}")
         rows = []
         for row in reader:
             if None in row or None in row.values():

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollout import Environment
@@ -129,7 +130,7 @@ def test_mixtures_and_curricula_that_make_no_sense_are_refused(tmp_path: Path) -
     near, far = parts(tmp_path)
     with pytest.raises(Invalid, match="parts of one name: near, near"):
         Mixture([near, near])
-    with pytest.raises(Invalid, match="weights must be 0 or more"):
+    with pytest.raises(Invalid, match="weights must be finite"):
         Mixture([MixturePart(task=near.task, weight=0.0), MixturePart(task=far.task, weight=0.0)])
     with pytest.raises(NotFound, match="no curriculum"):
         load_curriculum(tmp_path / "nowhere.py")
@@ -146,3 +147,10 @@ def test_the_default_environment_plays_every_seed_itself() -> None:
 
     own = Own()
     assert own.of(7) == (own, 7)
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', str(2**70)], ids=["half a character", "a large number"])
+def test_a_row_that_no_process_could_be_sent_is_named(value: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a": ' + value + "}\n")
+    with pytest.raises(Invalid, match=r"row 2 of .*rows.jsonl cannot be written down"):
+        Mixture([msgspec.structs.replace(parts(tmp_path)[0], rows=str(tmp_path / "rows.jsonl"))])

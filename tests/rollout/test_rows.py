@@ -47,8 +47,10 @@ def test_fields_of_csv_keep_line_feeds_and_quotes(tmp_path: Path) -> None:
         ("a.csv", "a,b\n1,2\n1,2,3\n", "line 3 has not as many fields"),
         ("a.csv", "a,b\n1,2\n1\n", "line 3 has not as many fields"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "line 2"),
-        ("a.jsonl", '{"a": 1}\n[1]\n', "has not 2 rows"),
-        ("a.json", '{"a": 1}', "has not 2 rows"),
+        ("a.csv", "a,b,a\n1,2,3\n4,5,6\n", "names a column twice"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', r"row 2 of .*a.jsonl is \[1\]"),
+        ("a.jsonl", '{"a": 1}\n', "has 1 of 2 rows"),
+        ("a.json", '{"a": 1}', "holds one dict, not a list of rows"),
         ("a.parquet", "no parquet", "cannot be read|needs pyarrow"),
     ],
 )

@@ -55,6 +55,13 @@ def test_a_file_is_read_and_its_paths_are_relative_to_it(tmp_path: Path) -> None
         ('task = "x"\ncurriculum = "c.py"', "a curriculum chooses among the parts of a mixture"),
         ('task = "x"\nsteps = "three"', r"steps"),
         ('task = "x"\nsteps = 0', "`int` >= 1.*steps"),
+        ('task = "x"\nlearning_rate = 1e-6', "unknown key 'learning_rate'.*nearest: optimiser.rate; "),
+        ('task = "x"\nqqqqqq = 1', "unknown key 'qqqqqq' .there are: "),
+        ('task = "x"\nheld_out = "test.jsonl"', "counts episodes.*held_out. of a part"),
+        ('task = "x"\nmixture = 1', "Expected `array`, got `int`.*mixture"),
+        ('task = "x"\nmixture = ["x"]', "Expected `object`, got `str`.*mixture"),
+        ('task = "x"\n[optimiser]\nrate = inf', "optimiser.rate is inf"),
+        ('task = "x"\n[sampling]\ntemperature = 0', "the same answers"),
         ('task = "x"\nrate = 1e-6', "unknown key 'rate'.*nearest: .*optimiser.rate"),
         ('task = "x"\n[objective.clip]\nhihg = 0.3', "unknown key 'objective.clip.hihg'.*nearest: high"),
         ('task = "x"\n[optimiser]\nrate = -1.0', "> 0.*optimiser.rate"),
@@ -120,6 +127,24 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert rows["parameters"].startswith("1,0")
     assert rows["peak memory of a rank"].endswith("MiB")
     assert [item.name for item in tmp_path.iterdir()] == ["run.toml"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"size": 1}, "size is 1: every advantage would be 0"),
+        ({"objective": "GRPO"}, "nearest: grpo"),
+        ({"mixture": [{"task": str(EXAMPLE), "rows": "none.jsonl"}]}, "no rows"),
+        ({"rewards": [{"name": "a", "function": "none.py:f"}]}, "no reward function"),
+        ({"mixture": [{"task": str(EXAMPLE)}], "curriculum": "none.py"}, "no curriculum"),
+    ],
+)
+def test_what_a_run_would_fail_on_a_dry_run_refuses(changed: dict[str, Any], said: str, tmp_path: Path) -> None:
+    made = make({"task": str(EXAMPLE), "out": str(tmp_path / "runs"), **changed})
+    for begin in (preview, open_run):
+        with pytest.raises((Invalid, NotFound), match=said):
+            begin(made)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_prints_who_has_which_ranks(tmp_path: Path) -> None:

@@ -257,5 +257,5 @@ def with_corrections(objective: Objective, names: Sequence[str | CorrectionSetti
 def _lookup(table: Mapping[str, T], name: str, what: str) -> T:
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.0)
     raise Invalid(f"no {what} {name!r}", hint=f"nearest: {near[0]}; there are: {', '.join(table)}")

@@ -11,9 +11,9 @@ import msgspec
 
 from rollout.decide.ranges import Count, Natural, Positive
 from sandbox.errors import Invalid, NotFound
-from trainer.config import model_content
 from trainer.distributed.mesh import MeshLayout
 from trainer.distributed.plans import need_cuttable
+from trainer.model_directory import model_content
 from trainer.settings import MeshSettings, OptimiserSettings, Table, need_existing, override
 
 RATE = {"sft": 2e-5, "dpo": 1e-6}
