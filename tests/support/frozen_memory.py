@@ -43,9 +43,10 @@ def _pages(pid: int) -> dict[int, bytes]:
                 continue
             start, end = (int(item, 16) for item in span.split("-"))
             for first, last in _present(pagemap, start, end):
-                data = os.pread(memory, last - first, first)
                 entries = np.frombuffer(os.pread(pagemap, (last - first) // PAGE * 8, first // PAGE * 8), "<u8")
-                # A swapped page of type 31 is none: the kernel notes so that a page of a file was protected.
+                # A swapped page of type 31 is none: the kernel notes so that a page of a file was protected. To read it
+                # brings the file's page back.
+                data = os.pread(memory, last - first, first)
                 for index in np.flatnonzero(((entries >> 62) & 1 == 0) | (entries & 31 != 31)).tolist():
                     result[first // PAGE + index] = data[index * PAGE : (index + 1) * PAGE]
     finally:
