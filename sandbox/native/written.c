@@ -49,7 +49,7 @@ struct pm_scan_arg {
     uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 #define PAGEMAP_SCAN_CALL _IOWR('f', 16, struct pm_scan_arg)
-enum { IS_WPALLOWED = 1 << 0, IS_WRITTEN = 1 << 1, IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4 };
+enum { IS_WPALLOWED = 1 << 0, IS_WRITTEN = 1 << 1, IS_FILE = 1 << 2, IS_PRESENT = 1 << 3, IS_SWAPPED = 1 << 4 };
 enum { WP_MATCHING = 1 << 0 };
 enum { PAGE_SIZE = 4096, SWAPPED_BIT = 62, SWAP_TYPES = 31, MARKER = 31 }; /* of /proc/PID/pagemap; swapops.h */
 enum { FLAGS = 64, MAX_DESCRIPTOR = 64 };
@@ -61,11 +61,15 @@ static struct order_record *orders;
 static size_t order_count;
 static bool read_orders;
 static FILE *answers;
-static struct range {
-    pid_t pid;
-    uint64_t start, end;
-} *read_ranges;
-static size_t range_count;
+struct ranges {
+    struct range {
+        pid_t pid;
+        uint64_t start, end;
+    } *of;
+    size_t count;
+};
+static struct ranges read_ranges; /* whose written pages are to be protected */
+static struct ranges anonymous;   /* mappings of no file, of each process in order */
 
 /* The letters of each flag of a mapping, as the daemon has learned them; zeros where it has not. */
 static char letters[FLAGS][2];
@@ -112,6 +116,16 @@ static uint32_t ordered(int fd) {
 static bool answer(pid_t pid, enum answer what, uint64_t start, uint64_t end) {
     struct answer_record record = {pid, what, start, end};
     return fwrite(&record, sizeof record, 1, answers) == 1;
+}
+
+static bool append(struct ranges *ranges, pid_t pid, uint64_t start, uint64_t end) {
+    if (!(ranges->count & (ranges->count - 1))) { /* room for twice as many */
+        struct range *more = realloc(ranges->of, (ranges->count ? 2 * ranges->count : 1) * sizeof *more);
+        if (!more) return false;
+        ranges->of = more;
+    }
+    ranges->of[ranges->count++] = (struct range){pid, start, end};
+    return true;
 }
 
 /* ------------------------------------------------------------------ waiting */
@@ -233,14 +247,28 @@ static bool write_flags(FILE *into, uint64_t flags) {
     return fputs(" \n", into) >= 0;
 }
 
+/* Of no file, nor of shared memory, which have a device, nor the kernel's own. */
+static void note_anonymous(pid_t pid, const char *line, uint64_t start, uint64_t end) {
+    struct range *last = anonymous.count ? &anonymous.of[anonymous.count - 1] : NULL;
+    const char *name = strchr(line, '[');
+    unsigned major, minor;
+    if (sscanf(line, "%*s %*s %*s %x:%x", &major, &minor) != 2 || major || minor) return;
+    if (name && strncmp(name, "[heap", 5) && strncmp(name, "[stack", 6) && strncmp(name, "[anon:", 6)) return;
+    if (last && last->pid == pid && last->end == start)
+        last->end = end;
+    else
+        append(&anonymous, pid, start, end);
+}
+
 /* What `maps` says, with the flags of each mapping behind it. */
-static bool join(char *maps, const struct mapping *told, size_t count, FILE *into) {
+static bool join(pid_t pid, char *maps, const struct mapping *told, size_t count, FILE *into) {
     size_t next = 0;
     for (char *line = maps, *end; (end = strchr(line, '\n')); line = end + 1) {
         unsigned long start, stop;
         *end = 0;
         if (sscanf(line, "%lx-%lx ", &start, &stop) != 2) return false;
         bool kernels = strstr(line, "[vsyscall]"); /* no mapping of the process */
+        if (!kernels) note_anonymous(pid, line, start, stop);
         if (!kernels && (next == count || told[next].start != start || told[next].end != stop)) return false;
         if (fprintf(into, "%s\n", line) < 0 || (!kernels && !write_flags(into, told[next++].flags))) return false;
     }
@@ -256,7 +284,7 @@ static int brief_smaps(int directory, pid_t pid) {
     if (iterator >= 0) close(iterator);
     int made = told ? (int)syscall(SYS_memfd_create, "smaps", MFD_CLOEXEC) : -1;
     FILE *into = made < 0 ? NULL : fdopen(dup(made), "w");
-    bool good = into && join(maps, (struct mapping *)(void *)told, told_size / sizeof(struct mapping), into);
+    bool good = into && join(pid, maps, (struct mapping *)(void *)told, told_size / sizeof(struct mapping), into);
     if (into && fclose(into)) good = false;
     free(maps);
     free(told);
@@ -349,23 +377,48 @@ static bool protect(int fd, uint64_t start, uint64_t end) {
     return true;
 }
 
-static void remember(pid_t pid, uint64_t start, uint64_t end) {
-    struct range *more = realloc(read_ranges, (range_count + 1) * sizeof *more);
-    if (!more) {
-        answer(pid, FAILED, start, end);
-        return;
+/* Where the stretch ends that begins at `start` and lies in anonymous mappings of a process, or in none that we know. */
+static uint64_t stretch(pid_t pid, uint64_t start, uint64_t end, bool *within) {
+    static size_t next; /* where the last question was answered: they come in order */
+    struct range *all = anonymous.of;
+    if (next >= anonymous.count || all[next].pid != pid || (next && all[next - 1].pid == pid && all[next - 1].end > start)) next = 0;
+    while (next < anonymous.count && (all[next].pid != pid || all[next].end <= start)) next++;
+    *within = next < anonymous.count && all[next].start <= start;
+    if (next == anonymous.count) return end;
+    uint64_t edge = *within ? all[next].end : all[next].start;
+    return edge < end ? edge : end;
+}
+
+/* The kernel's answer, sooner: to tell pages of files it looks up each page, which takes longer than all else, and where
+ * no file is mapped there are none. */
+static long ask(int fd, pid_t pid, struct pm_scan_arg *wide) {
+    struct pm_scan_arg part = *wide;
+    long count = 0, more = 0;
+    if (!(wide->category_mask & wide->category_inverted & IS_FILE) || wide->return_mask & IS_FILE || wide->max_pages)
+        return syscall(SYS_ioctl, fd, PAGEMAP_SCAN_CALL, wide);
+    for (wide->walk_end = wide->start; wide->walk_end < wide->end && count < (long)wide->vec_len; count += more) {
+        bool within;
+        part.start = wide->walk_end;
+        part.end = stretch(pid, part.start, wide->end, &within);
+        part.category_mask = within ? wide->category_mask & ~(uint64_t)IS_FILE : wide->category_mask;
+        part.category_inverted = within ? wide->category_inverted & ~(uint64_t)IS_FILE : wide->category_inverted;
+        part.vec = wide->vec + (uint64_t)count * sizeof(struct page_region);
+        part.vec_len = wide->vec_len - (uint64_t)count;
+        more = syscall(SYS_ioctl, fd, PAGEMAP_SCAN_CALL, &part);
+        if (more < 0) return more;
+        if (part.walk_end <= part.start) break;
+        wide->walk_end = part.walk_end;
     }
-    read_ranges = more;
-    read_ranges[range_count++] = (struct range){pid, start, end};
+    return count;
 }
 
 static long scan(int fd, struct pm_scan_arg *asked, uint32_t what) {
     pid_t pid = owner(fd);
     struct pm_scan_arg wide = *asked;
     wide.return_mask |= OUR_MASK | IS_SWAPPED;
-    long count = syscall(SYS_ioctl, fd, PAGEMAP_SCAN_CALL, &wide);
+    long count = ask(fd, pid, &wide);
     if (count < 0) return count;
-    if (what & PROTECT) remember(pid, asked->start, wide.walk_end);
+    if ((what & PROTECT) && !append(&read_ranges, pid, asked->start, wide.walk_end)) answer(pid, FAILED, asked->start, wide.walk_end);
     struct page_region *regions = (struct page_region *)(uintptr_t)wide.vec;
     count = sift(fd, pid, regions, count, asked->return_mask, what & SKIP);
     fflush(answers);
@@ -376,15 +429,15 @@ static long scan(int fd, struct pm_scan_arg *asked, uint32_t what) {
 /* The dump is good and every task stopped still: what is written from now on is for the next one. Not earlier, since CRIU
  * asks for some pages twice. */
 __attribute__((visibility("default"))) void protect_read(void) {
-    for (size_t i = 0; i < range_count; i++) {
-        struct range one = read_ranges[i];
+    for (size_t i = 0; i < read_ranges.count; i++) {
+        struct range one = read_ranges.of[i];
         char path[32];
         snprintf(path, sizeof path, "/proc/%d/pagemap", one.pid);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         answer(one.pid, fd >= 0 && protect(fd, one.start, one.end) ? READ : FAILED, one.start, one.end);
         if (fd >= 0) close(fd);
     }
-    range_count = 0;
+    read_ranges.count = 0;
     if (answers) fflush(answers);
 }
 
