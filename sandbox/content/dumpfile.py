@@ -164,7 +164,7 @@ def _of_layers(directory: Path, name: str, spread: Layers, cache: Lists | None) 
             if cache is not None:
                 cache.remember(f"layer {layer}", existing)
         hashes = existing["hashes"][places]
-        parts.append(HashedPages(data, hashes, hashes.any(axis=1), places, layer))
+        parts.append(HashedPages(data, hashes, hashes.view(np.uint64).any(axis=1), places, layer))
         order[chosen] = count + np.arange(len(chosen))
         count += len(chosen)
     return parts, order

@@ -44,6 +44,7 @@ ZERO_PAGE = bytes(PAGE)
 SEGMENT_LIMIT = 64 << 20
 CACHED_HASHES = 1 << 17
 CACHED_BLOCKS = 32
+QUESTIONS = 500  # pages that are looked up at once
 SWEEP = 256  # blocks deleted in one transaction: no caller waits long for a collection
 
 
@@ -138,17 +139,14 @@ class PageStore:
             places = np.flatnonzero(given.filled & (numbers == ZERO)).tolist()
             digests = [given.hashes[index].tobytes() for index in places]
             with self._lock:
+                stored = self._find(digests, owner)
                 for index, digest in zip(places, digests, strict=True):
-                    number = self._find(digest, owner)
-                    if number is None:
+                    if digest not in stored:
                         fresh.setdefault(digest, index)
-                    else:
-                        numbers[index] = number
-                self._met.update(np.unique(numbers // SLOTS).tolist())
+                self._met.update(np.unique(numbers // SLOTS).tolist(), (number // SLOTS for number in stored.values()))
             new_bytes, made = self._write(given, fresh, owner) if fresh else (0, {})
-            for index, digest in zip(places, digests, strict=True):
-                if digest in made:
-                    numbers[index] = made[digest]
+            stored |= made
+            numbers[places] = [stored[digest] for digest in digests]
             self._remember_numbers(given, owner, numbers)
         return StoredPages(numbers, len(fresh), new_bytes)
 
@@ -174,28 +172,30 @@ class PageStore:
 
         Inside `writing` they stay.
         """
-        result: dict[bytes, int] = {}
         with self._lock:
-            for digest in digests:
-                number = self._find(digest, None)
-                if number is not None:
-                    result[digest] = number
-                    self._met.add(number // SLOTS)
+            result = self._find(digests, None)
+            self._met.update(number // SLOTS for number in result.values())
         return result
 
-    def _find(self, digest: bytes, owner: str | None) -> int | None:
-        number = self._hashes.get((digest, owner or ""))
-        if number is not None:
-            self._hashes.move_to_end((digest, owner or ""))
-            return number
-        whose = "" if owner is None else " AND owner = ?2"
-        row = self._db.execute(
-            f"SELECT id, owner FROM pages WHERE hash = ?1{whose}", (digest, owner) if whose else (digest,)
-        ).fetchone()
-        if row is None:
-            return None
-        self._remember(digest, row[1], row[0])
-        return int(row[0])
+    def _find(self, digests: Iterable[bytes], owner: str | None) -> dict[bytes, int]:
+        """The numbers of those pages that are stored; `owner` None: of any."""
+        result: dict[bytes, int] = {}
+        unknown = []
+        for digest in dict.fromkeys(digests):
+            number = self._hashes.get((digest, owner or ""))
+            if number is None:
+                unknown.append(digest)
+            else:
+                self._hashes.move_to_end((digest, owner or ""))
+                result[digest] = number
+        for first in range(0, len(unknown), QUESTIONS):
+            part = unknown[first : first + QUESTIONS]
+            query = f"SELECT hash, id, owner FROM pages WHERE hash IN ({', '.join('?' * len(part))})"
+            whose = () if owner is None else (owner,)
+            for digest, number, of in self._db.execute(query + " AND owner = ?" * len(whose), (*part, *whose)):
+                self._remember(digest, of, number)
+                result[digest] = number
+        return result
 
     def _remember(self, digest: bytes, owner: str, number: int) -> None:
         self._hashes[digest, owner] = number
