@@ -81,8 +81,26 @@ class Layers:
 
     def only(self, pages: np.ndarray) -> Layers:
         """Those of these pages, [n] int64, sorted, that are here."""
-        at = np.isin(self.pages, pages, assume_unique=True)
-        return Layers(self.pagemap, self.names, self.pages[at], self.layer[at], self.place[at])
+        return self._at(self._positions(pages))
+
+    def without(self, pages: np.ndarray) -> Layers:
+        """All but these pages, [n] int64, sorted."""
+        retained = np.ones(len(self.pages), bool)
+        retained[self._positions(pages)] = False
+        return self if retained.all() else self._at(retained)
+
+    def within(self, spans: np.ndarray) -> Layers:
+        """The pages in these spans, [n, 2] int64, sorted and apart."""
+        return self._at(numbers(np.searchsorted(self.pages, spans)))
+
+    def _positions(self, pages: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(self.pages, pages)
+        common = at[at < len(self.pages)]
+        present: np.ndarray = common[self.pages[common] == pages[: len(common)]]
+        return present
+
+    def _at(self, index: np.ndarray) -> Layers:
+        return Layers(self.pagemap, self.names, self.pages[index], self.layer[index], self.place[index])
 
     @classmethod
     def of(cls, pagemap: str, names: Sequence[str], runs: np.ndarray) -> Layers:
@@ -96,6 +114,15 @@ class Layers:
             np.repeat(runs[:, 2], runs[:, 1]).astype(np.int32),
             np.repeat(runs[:, 3], runs[:, 1]) + within,
         )
+
+
+def numbers(spans: np.ndarray | Sequence[tuple[int, int]]) -> np.ndarray:
+    """Numbers of the pages in spans, [n, 2]: [m] int64, in their order."""
+    starts, ends = np.asarray(spans, np.int64).reshape(-1, 2).T
+    counts = ends - starts
+    first = np.cumsum(counts) - counts
+    pages: np.ndarray = np.arange(int(counts.sum())) + np.repeat(starts - first, counts)
+    return pages
 
 
 def new_name() -> str:

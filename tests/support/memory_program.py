@@ -20,6 +20,7 @@ def protect(at, size, what): libc.mprotect(at_(at), of_(size), what)
 regions = [get(SIZE) for _ in range(30)]
 for each in regions: put(each, SIZE)
 loose = get(SIZE); put(loose, SIZE)
+hidden = get(SIZE); put(hidden, SIZE); protect(hidden, SIZE, 0)
 held = bytearray(os.urandom(6 << 20))
 huge = get(8 << 20); advise(huge, 8 << 20, 14); put(huge, 8 << 20)
 with open("/tmp/mapped", "wb") as file: file.write(os.urandom(SIZE))
@@ -39,17 +40,20 @@ def away(i): regions[i] = move(regions[i], get(SIZE))
 def over(i):
     other = (i + 1) % len(regions)
     move(regions[i], regions[other]); regions[i] = get(SIZE); put(regions[i] + 2 * P, SIZE // 2)
+def hide(i): protect(hidden, SIZE, 3); put(hidden + i * P, 7); put(hidden + 2 * i * P, 7); protect(hidden, SIZE, 0)
 def shut(i): protect(regions[i], 8 * P, 1); protect(regions[i], 8 * P, 3); put(regions[i] + P, 9)
 acts = [
     lambda i, at: put(at, 3), lambda i, at: advise(at, 3 * P, 4), lambda i, at: replace(i), lambda i, at: away(i),
     lambda i, at: over(i), lambda i, at: shut(i), lambda i, at: (advise(loose, SIZE, 8), put(loose + (i % 60) * P, 1)),
     lambda i, at: put(huge + random.randrange(2000) * P, 2), lambda i, at: put(mapped + (i % 60) * P, 5),
     lambda i, at: advise(mapped, SIZE, 4), lambda i, at: advise(mapped, SIZE, 21),
-    lambda i, at: held.__setitem__(random.randrange(len(held)), 1),
+    lambda i, at: held.__setitem__(random.randrange(len(held)), 1), lambda i, at: hide(i),
 ]
 child = 0
 def summed():
-    found = zlib.crc32(held)
+    protect(hidden, SIZE, 1)
+    found = zlib.crc32((ctypes.c_char * SIZE).from_address(hidden), zlib.crc32(held))
+    protect(hidden, SIZE, 0)
     for at, size in [*((each, SIZE) for each in regions), (huge, 8 << 20), (mapped, SIZE)]:
         found = zlib.crc32((ctypes.c_char * size).from_address(at), found)
     return found

@@ -40,13 +40,6 @@ class ProcessAnswer:
     unwritten: np.ndarray  # [n, 2] int64: numbers of pages, in order, apart from each other
     protected: bool
 
-    def pages(self) -> np.ndarray:
-        """Numbers of the unwritten pages, [n] int64, in order."""
-        starts, counts = self.unwritten[:, 0], self.unwritten[:, 1] - self.unwritten[:, 0]
-        first = np.cumsum(counts) - counts
-        pages: np.ndarray = np.repeat(starts, counts) + np.arange(int(counts.sum())) - np.repeat(first, counts)
-        return pages
-
     def within(self, spans: np.ndarray) -> bool:
         """Whether all unwritten pages lie in these spans, which are of the same form."""
         if not len(self.unwritten):

@@ -110,7 +110,7 @@ class Tracker:
                 userfault.enable(descriptor)
                 one.register(pid)
                 with contextlib.closing(precopy.PagesOf(pid)) as pages:
-                    protected = pages.protect(content.spans)
+                    protected = pages.protect(content.spans, one.mappings)
                 for name, place in memory.pages.files:
                     with contextlib.suppress(FileExistsError):
                         os.link(place, self._directory / (name + SUFFIX))
@@ -193,7 +193,8 @@ class Tracker:
             (self._directory / (name + SUFFIX)).unlink(missing_ok=True)
             return False
         if len(result.protected):
-            last = joined(last.pagemap, name, result.copied, without(last.pages, result.protected), last)
+            last = joined(last.pagemap, name, result.copied, last.without(result.protected))
+        _ = last.spans  # not only once it is frozen
         self._last[number] = last
         self._read_bytes += len(result.copied) * PAGE
         return True
@@ -227,9 +228,7 @@ class Tracker:
     def check(self, images: Path) -> None:
         """Raise UnknownPages unless what was dumped can be completed."""
         for pid, answer in orders.read(images).processes.items():
-            last = self._last.get(self._numbers.get(pid, 0))
-            if len(answer.unwritten) and (last is None or not answer.within(last.spans)):
-                raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
+            require_pages(answer, self._last.get(self._numbers.get(pid, 0)))
 
     # ---------------------------------------------------------------- afterwards
 
@@ -264,7 +263,10 @@ class Tracker:
         image = image_files.read(directory / pagemap, kinds.pagemap_head, kinds.pagemap_entry)
         assert image is not None
         name = f"pages-{image.entries[0].pages_id}.img"
-        result = joined(pagemap, layers.new_name(), _pages_of(image), answer.pages(), last)
+        dumped = _pages_of(image)
+        require_pages(answer, last)
+        unwritten = last.within(answer.unwritten).without(dumped) if last else None
+        result = joined(pagemap, layers.new_name(), dumped, unwritten)
         if len(result.names) > MAX_LAYERS:
             result = self._squashed(result)
         own = self._directory / (result.names[0] + SUFFIX)
@@ -323,46 +325,34 @@ def _userfaultfd(pid: int, held: inject.Standing) -> int | None:
         held.call(pid, _SYS_CLOSE, number)
 
 
-def joined(pagemap: str, own: str, dumped: np.ndarray, unwritten: np.ndarray, last: Layers | None) -> Layers:
-    """Where the pages of a process lie: those that were `dumped` under the name `own`, and the `unwritten` in `last`.
+def require_pages(answer: ProcessAnswer, last: Layers | None) -> None:
+    """Raise UnknownPages unless the last capture of a process has what it did not write."""
+    if len(answer.unwritten) and (last is None or not answer.within(last.spans)):
+        raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
 
-    Both are numbers of pages [n] int64, sorted. Pure. Raises UnknownPages.
+
+def joined(pagemap: str, own: str, dumped: np.ndarray, unwritten: Layers | None) -> Layers:
+    """Where the pages of a process lie: those that were `dumped` under the name `own`, and the `unwritten`, of others.
+
+    `dumped`: numbers of pages [n] int64, sorted. Pure.
     """
-    unwritten = unwritten[~np.isin(unwritten, dumped, assume_unique=True)]
-    if last is None or not len(unwritten):
-        if len(unwritten):
-            raise UnknownPages("pages count as unwritten that no capture has", hint="try again")
-        return Layers(pagemap, (own,), dumped, np.zeros(len(dumped), np.int32), np.arange(len(dumped)))
-    at = np.searchsorted(last.pages, unwritten)
-    at[at == len(last.pages)] = 0
-    if not len(last.pages) or (last.pages[at] != unwritten).any():
-        raise UnknownPages("pages count as unwritten that the last capture has not", hint="try again")
-    used = np.unique(last.layer[at])
-    renamed = np.zeros(len(last.names), np.int32)
+    places = np.arange(len(dumped))
+    if unwritten is None or not len(unwritten.pages):
+        return Layers(pagemap, (own,), dumped, np.zeros(len(dumped), np.int32), places)
+    used = np.flatnonzero(np.bincount(unwritten.layer, minlength=len(unwritten.names)))
+    renamed = np.zeros(len(unwritten.names), np.int32)
     renamed[used] = 1 + np.arange(len(used))
-    pages = np.concatenate([dumped, unwritten])
-    order = np.argsort(pages, kind="stable")
-    layer = np.concatenate([np.zeros(len(dumped), np.int32), renamed[last.layer[at]]])
-    place = np.concatenate([np.arange(len(dumped)), last.place[at]])
-    names = (own, *(last.names[index] for index in used.tolist()))
-    return Layers(pagemap, names, pages[order], layer[order], place[order])
-
-
-def without(pages: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The `pages` that are not among `others`. Both are [n] int64, sorted. Pure."""
-    if not len(others) or not len(pages):
-        return pages
-    at = np.searchsorted(pages, others)
-    common = at[(at < len(pages)) & (pages[np.minimum(at, len(pages) - 1)] == others)]
-    retained = np.ones(len(pages), bool)
-    retained[common] = False
-    return pages[retained]
+    names = (own, *(unwritten.names[index] for index in used.tolist()))
+    at = np.searchsorted(unwritten.pages, dumped)
+    pages = np.insert(unwritten.pages, at, dumped)
+    layer = np.insert(renamed[unwritten.layer], at, np.int32(0))
+    return Layers(pagemap, names, pages, layer, np.insert(unwritten.place, at, places))
 
 
 def _pages_of(image: image_files.CriuImageFile) -> np.ndarray:
     """Numbers of the pages that an image maps."""
     spans = [(entry.vaddr // PAGE, entry.nr_pages or entry.compat_nr_pages) for entry in image.entries[1:]]
-    return np.concatenate([np.zeros(0, np.int64), *(first + np.arange(count) for first, count in spans)])
+    return layers.numbers([(first, first + count) for first, count in spans])
 
 
 def _started(pid: int) -> bytes:

@@ -41,7 +41,8 @@ _WP_MATCHING = 1
 #: Categories of pages.
 WPALLOWED, WRITTEN, FILE, PRESENT, SWAPPED, PFNZERO = 1, 2, 4, 8, 16, 32
 PAGE = 4096
-_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..(.)(.) \S+ \S+ \S+ *(.*)$", re.M)
+_MAPPING = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..(.)(.) \S+ (\S+) \S+ *(.*)$", re.M)
+_NO_DEVICE = b"00:00"
 #: Mappings of the kernel's own.
 _KERNELS = (b"[vdso]", b"[vvar", b"[vsyscall]", b"[uprobes]")
 AIO = b"/[aio]"
@@ -49,10 +50,11 @@ AIO = b"/[aio]"
 
 @dataclass(frozen=True)
 class Mapping:
-    """A private mapping of a process."""
+    """A private mapping of a process; `anonymous`: of no file."""
 
     start: int
     end: int
+    anonymous: bool = False
 
 
 class HasAio(Exception):
@@ -73,11 +75,11 @@ def private_mappings(pid: int) -> Iterator[Mapping]:
     with open(f"/proc/{pid}/maps", "rb") as file:
         content = file.read()
     for result in _MAPPING.finditer(content):
-        start, end, _, sharing, name = result.groups()
+        start, end, _, sharing, device, name = result.groups()
         if name.startswith(AIO):
             raise HasAio
         if sharing == b"p" and not name.startswith(_KERNELS):
-            yield Mapping(int(start, 16), int(end, 16))
+            yield Mapping(int(start, 16), int(end, 16), device == _NO_DEVICE)
 
 
 def enable(descriptor: int) -> None:
@@ -107,7 +109,10 @@ def register(descriptor: int, mapping: Mapping) -> bool:
 
 @dataclass(frozen=True)
 class PageQuery:
-    """Which pages are wanted, in sets of categories: all of `every`, none of `none`, one of `some` (0: any page)."""
+    """Which pages are wanted, in sets of categories: all of `every`, none of `none`, one of `some` (0: any page).
+
+    FILE makes the kernel look up each page, which takes several times as long as all else.
+    """
 
     every: int = 0
     none: int = 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from sandbox.container.container import Container
 from sandbox.content import dumpfile, layers
-from sandbox.content.layers import PAGE, Layers
+from sandbox.content.layers import PAGE, Layers, numbers
 from sandbox.content.page_hashes import HashedPages, hash_pages
 from sandbox.criu import rewrite
 from sandbox.criu.carried import memory as carried
@@ -67,10 +67,16 @@ async def test_no_page_is_missed(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
 
 HOLDER = python_program("""
 import random
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
 held = bytearray(os.urandom(SIZE << 20))
+hidden = libc.mmap(None, ctypes.c_size_t(1 << 16), 0, 0x22, -1, 0)
+def protect(what): libc.mprotect(ctypes.c_void_p(hidden), ctypes.c_size_t(1 << 16), what)
 def check():
-    at = random.randrange(len(held))
-    held[at] = (held[at] + 1) % 256
+    for at in random.sample(range(len(held)), 5): held[at] = (held[at] + 1) % 256
+    protect(3)
+    ctypes.memset(hidden + 4096 * random.randrange(16), random.randrange(256), 9)
+    protect(0)  # not readable without force
     return True
 serve(check)
 """).replace("SIZE", "24")
@@ -306,7 +312,7 @@ async def test_a_page_that_cannot_be_copied_is_dumped(bench: Bench, monkeypatch:
     await shell(sandbox, HOLDER)
     await bench.save(sandbox)
     assert await shell(sandbox, CHECK) == "good\n"
-    monkeypatch.setattr(precopy.PagesOf, "_read", lambda *_: 0)
+    monkeypatch.setattr(precopy.PagesOf, "_read", lambda *_: (0, []))
     saved, wrong = await captured(bench, sandbox)
     assert not wrong
     assert own_bytes(saved) > 24 << 20
@@ -343,18 +349,35 @@ def test_where_pages_lie(captures: list[tuple[list[int], list[int]]]) -> None:
     for number, (dumped, unwritten) in enumerate(captures):
         existing = [page for page in unwritten if page in model and page not in dumped]
         model = {page: model[page] for page in existing} | {page: (str(number), at) for at, page in enumerate(dumped)}
-        arrays = (np.array(dumped, np.int64), np.array(existing, np.int64))
-        last = tracker.joined("pagemap-1.img", str(number), *arrays, last)
+        unwritten = last and last.only(np.array(existing, np.int64))
+        last = tracker.joined("pagemap-1.img", str(number), np.array(dumped, np.int64), unwritten)
         assert Layers.of(last.pagemap, last.names, last.runs()).runs().tolist() == last.runs().tolist()
         places = zip(last.pages.tolist(), last.layer.tolist(), last.place.tolist(), strict=True)
         assert {page: (last.names[layer], place) for page, layer, place in places} == model
         assert last.pages.tolist() == sorted(model)
 
 
+def captured_pages(pages: list[int]) -> Layers:
+    return tracker.joined("pagemap-1.img", "a", np.array(pages, np.int64), None)
+
+
 @given(PAGES, PAGES)
-def test_pages_that_are_taken_out(pages: list[int], others: list[int]) -> None:
-    result = tracker.without(np.array(pages, np.int64), np.array(others, np.int64))
-    assert result.tolist() == sorted(set(pages) - set(others))
+def test_pages_that_are_chosen(pages: list[int], others: list[int]) -> None:
+    layers, chosen = captured_pages(pages), np.array(others, np.int64)
+    assert layers.without(chosen).pages.tolist() == sorted(set(pages) - set(others))
+    assert layers.only(chosen).pages.tolist() == sorted(set(pages) & set(others))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 3000)), max_size=30), st.integers(1, 5))
+def test_batches_have_all_pages_in_order(sizes: list[tuple[int, int]], most: int) -> None:
+    regions = [(gap + 9000 * number, gap + 9000 * number + size) for number, (gap, size) in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(precopy, "MAX_BATCH", most)
+        batches = list(precopy.batches(regions))
+    for batch in batches:
+        assert len(batch) <= most
+        assert 0 < len(numbers(batch)) <= precopy.MAX_BATCH_PAGES
+    assert numbers([region for batch in batches for region in batch]).tolist() == numbers(regions).tolist()
 
 
 REGIONS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda each: (each[0], sum(each))), max_size=12)
@@ -364,16 +387,15 @@ REGIONS = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6)).map(lambda e
 def test_regions_of_pages(regions: list[tuple[int, int]], known: list[int]) -> None:
     answer = orders.ProcessAnswer(orders.merged(np.array(regions, np.int64).reshape(-1, 2)), protected=True)
     pages = sorted({page for start, end in regions for page in range(start, end)})
-    assert answer.pages().tolist() == pages
-    last = tracker.joined("pagemap-1.img", "a", np.array(known, np.int64), np.zeros(0, np.int64), None)
+    assert numbers(answer.unwritten).tolist() == pages
+    last = captured_pages(known)
     assert answer.within(last.spans) == (set(pages) <= set(known))
+    assert last.within(answer.unwritten).pages.tolist() == sorted(set(pages) & set(known))
 
 
 def test_a_page_that_no_capture_has_is_refused() -> None:
-    def pages(*numbers: int) -> np.ndarray:
-        return np.array(numbers, np.int64)
-
-    last = tracker.joined("pagemap-1.img", "a", pages(1, 2, 3), pages(), None)
-    for existing in (None, last):
+    answer = orders.ProcessAnswer(np.array([[2, 3], [4, 5]], np.int64), protected=True)
+    tracker.require_pages(answer, captured_pages([1, 2, 4]))
+    for last in (None, captured_pages([1, 2, 3])):
         with pytest.raises(tracker.UnknownPages):
-            tracker.joined("pagemap-1.img", "b", pages(1), pages(2, 4), existing)
+            tracker.require_pages(answer, last)
