@@ -73,7 +73,7 @@ from sandbox.errors import Conflict, EngineFailed
 log = logging.getLogger("pagurus.rollout")
 
 NEVER = 3600.0  # seconds between two looks when nothing says when
-STATUS_INTERVAL = 1.0  # seconds
+STATUS, STATUS_INTERVAL = "rollout status", 1.0  # seconds
 
 
 class RolloutController:
@@ -94,7 +94,7 @@ class RolloutController:
         seeds: Iterable[int] | None = None,
         draw: Callable[[store.SampleStore], Iterator[int]] | None = None,
         faults: Faults | None = None,
-        on_turn: OnTurn | None = None,
+        on_turn: OnTurn = lambda *_: None,
         fleet: Fleet | None = None,
     ):
         """`version`: of the weights that the engine serves now. `step`: steps that the trainer has saved; None: those
@@ -136,8 +136,6 @@ class RolloutController:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
-
-    # ----------------------------------------------------------------- life
 
     def _manager(
         self, environment: Callable[[], Environment], engine: Generator, tokenizer: Tokenizer, renderer: Renderer | None
@@ -187,8 +185,7 @@ class RolloutController:
         self.trees.retained.need(group.lease.prompt)
 
     def existing_sandboxes(self) -> set[str]:
-        """Sandboxes that another process left: those that this one continues, those that are kept. All others of
-        the run may be removed."""
+        """Sandboxes that another process left and this one continues or keeps. All others may be removed."""
         members = [member for group in self._groups.values() for member in group.members]
         parked = set(self.journal.open().values()) if self.config.tail_resumes else set()
         return {member.since[-1].sandbox for member in members if member.since} | self.trees.sandboxes() | parked
@@ -197,11 +194,15 @@ class RolloutController:
         """Begin to fill the buffer."""
         if self._pump is None:
             self._pump = self._spawn(self._run(), "rollout decisions")
-            self._spawn(self._report(), "rollout status")
+        self._begin_report()
+
+    def _begin_report(self) -> None:
+        if not self._stopped and STATUS not in {task.get_name() for task in self._tasks}:
+            self._spawn(self._report(), STATUS)
 
     async def stop(self, *, leave: bool = False) -> None:
-        """End all trajectories. With `leave` their sandboxes stay, and the next controller of this directory continues
-        them; else their prompts are played from the beginning by it. Idempotent."""
+        """End all trajectories. The next controller of this directory continues them if they `leave` their sandboxes,
+        else it plays them from the beginning. Idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -270,6 +271,7 @@ class RolloutController:
         self, seeds: Iterable[int], *, sampling: Sampling | None = None, samples: int = 1
     ) -> list[Trajectory]:
         """Play held-out episodes under the same limit of concurrency; the store does not know of them."""
+        self._begin_report()
         episodes = dataclasses.replace(self.episodes, notes=None, retained=None, visitable=False, effects=None)
         sampling = sampling or self.config.sampling
         trajectories = await held_out.play_all(
@@ -281,22 +283,26 @@ class RolloutController:
 
     @property
     def waits(self) -> list[WaitReason]:
-        """Who waits for what, as of the last decision."""
-        return self._waits
+        """Who waits for what: as of the last decision, and which part refuses now."""
+        reasons = {(wait.who, wait.reason): wait for wait in (*self._waits, *self._refusals.waits)}
+        return list(reasons.values())
 
     def statistics(self) -> dict[str, Any]:
-        running = [m for group in self._groups.values() for m in group.members if m.task is not None]
         return {
             "version": self.version,
             "step": self.step,
-            "active": len(running),
+            "active": len(self._running),
             "groups_running": len(self._groups),
             "groups_buffered": len(self._buffer),
             "bound": self.config.staleness if self.ahead.bound is None else self.ahead.bound,
             "prompts": msgspec.to_builtins(self.store.account()) if not self._stopped else {},
             **self._counts.metrics(),
-            "staleness": [staleness(self.version, member.trajectory.oldest) for member in running],
+            "staleness": [staleness(self.version, member.trajectory.oldest) for member in self._running],
         }
+
+    @property
+    def _running(self) -> list[groups.Slot]:
+        return [m for group in self._groups.values() for m in group.members if m.task is not None]
 
     # ----------------------------------------------------------------- the loop of decisions
 
@@ -396,8 +402,7 @@ class RolloutController:
 
     def _on_turn(self, trajectory: Trajectory, turn: TurnRecord) -> None:
         self._refusals.over("engine", "host")
-        if self._reported is not None:
-            self._reported(trajectory, turn)
+        self._reported(trajectory, turn)
 
     async def _abort(self, group: OpenGroup, index: int, why: str, *, again: bool) -> None:
         member = group.members[index]
@@ -427,7 +432,7 @@ class RolloutController:
 
     async def _finish(self, prompt: str) -> None:
         await self._disk.do(self.store.buffer, prompt, self.fence)
-        group = self._groups.pop(prompt)
+        group, self._counts.given_up_in_row = self._groups.pop(prompt), 0
         await self.attempts.forget(group)
         self._buffer[prompt] = await self._disk.do(groups.complete, group.lease, self.config.size, self.store)
         await self.trees.retained.release(prompt)
@@ -439,6 +444,7 @@ class RolloutController:
                 await self._abort(group, member.index, "given up", again=False)
         await self.attempts.forget(group)
         self._counts.lost += group.failures < self.config.attempts
+        self._counts.given_up(reason, self._fail)
         log.error("prompt %s given up: %s", prompt, reason)
         await self._disk.do(self.store.give_up, prompt, reason, self.fence)
         del self._groups[prompt]
@@ -466,13 +472,8 @@ class RolloutController:
                 step=self.step,
                 trainer="training" if self._training else "waiting" if self._requested.open else "elsewhere",
                 requested_at=self._requested.since,
-                waits=[*self._waits, *self._refusals.waits],
-                running=[
-                    TrajectoryStatus.of(member.trajectory)
-                    for group in self._groups.values()
-                    for member in group.members
-                    if member.task is not None
-                ],
+                waits=self.waits,
+                running=[TrajectoryStatus.of(member.trajectory) for member in self._running],
                 account=await self._disk.do(self.store.account),
                 seconds=self.meter.seconds(),
             )

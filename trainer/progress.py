@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -58,8 +58,9 @@ class Display:
     def advance(self, completed: int) -> None:
         self.bar.update(self.task, completed=completed)
 
-    def turns(self, verdicts: Mapping[str, int]) -> None:
-        """The turns that have ended so far, by verdict. Fewer than before: who counts them was started again."""
+    def turns(self, verdicts: Mapping[str, int], waits: Sequence[str] = ()) -> None:
+        """The turns that have ended so far, by verdict. Fewer than before: who counts them was started again. `waits`:
+        who waits for what, which is said where no turn ends."""
         now, grown = time.monotonic(), sum(verdicts.values()) - self.verdicts.total()
         self.verdicts = Counter(verdicts)
         self._turns = [(at, count) for at, count in self._turns if now - at < RATE_OVER]
@@ -67,7 +68,8 @@ class Display:
             self._turns.append((now, grown))
         if not self.console.is_terminal and now - self._said >= SAY_INTERVAL:
             since = max(0, self.verdicts.total() - self._since)
-            self.say(f"{self._stage}: {since} turns, {self.rate():.1f} a second")
+            why = "" if self.rate() else "".join(f"; {wait}" for wait in waits)
+            self.say(f"{self._stage}: {since} turns, {self.rate():.1f} a second{why}")
 
     def step(self, number: int, reward: float, metrics: dict[str, Any]) -> None:
         """An optimisation step has ended."""

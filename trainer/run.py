@@ -367,7 +367,7 @@ class TrainerRun:
     async def _poll(self) -> RolloutCounters:
         """What the rollout has counted, shown."""
         counts = await self.rollout.counts()
-        self.display.turns(counts.verdicts)
+        self.display.turns(counts.verdicts, counts.waits)
         if self.totals.first_rollout_s is None and counts.first_turn is not None:
             self.totals.first_rollout_s = self.wall_before + max(0.0, counts.first_turn - self.started_at)
             self.display.say(f"first turn in a live sandbox after {self.totals.first_rollout_s:.1f} s")
@@ -444,6 +444,7 @@ class TrainerRun:
                 "reward": (reward := sum(rewards) / max(1, len(rewards))),
                 **self._by_part("reward_by_part", trajectories),
                 **report.by_scorer("reward_by_scorer", trajectories),
+                "cut_share": report.cut_share(trajectories),
                 "policy_version": self.version,
                 "staleness": {str(key): count for key, count in sorted(age.items())},
                 "degenerate_groups": sum(len({t.reward for t in group.trajectories}) == 1 for group in batch.groups),

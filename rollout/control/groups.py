@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -24,7 +25,9 @@ from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry, TurnJournal
 from rollout.store.retained import RetainedLedger, Visit
 from rollout.store.samples import PromptLease, SampleStore
-from sandbox.errors import NotFound
+from sandbox.errors import EngineFailed, NotFound
+
+MAX_GIVEN_UP = 32  # prompts in a row, without a whole group: then the environment is at fault, not a prompt
 
 
 @dataclass(eq=False)
@@ -98,6 +101,18 @@ class GroupCounts:
     retried: int = 0
     continued: int = 0  # that this process took over from another
     over_stale: int = 0
+    given_up_in_row: int = 0  # prompts, since a group was whole
+
+    def given_up(self, reason: str, stop: Callable[[Exception], None]) -> None:
+        """A prompt. `stop` is called where none has been played for so many that none will be."""
+        self.given_up_in_row += 1
+        if self.given_up_in_row >= MAX_GIVEN_UP:
+            stop(
+                EngineFailed(
+                    f"the rollout is stuck: {self.given_up_in_row} prompts in a row were given up, the last: {reason}",
+                    hint="correct the environment, then continue with --resume; see `pagurus rollouts account RUN`",
+                )
+            )
 
     def ledger(self, trajectory: Trajectory) -> None:
         """One attempt has ended."""

@@ -192,6 +192,8 @@ class RolloutRole:
             for name in ("killed", "recovered_equal", "trajectories_lost", "trajectories_retried"):
                 setattr(counts, name, ours[name])
             counts.waits = [f"{wait.who} waits: {wait.reason}" for wait in self.controller.waits]
+        elif self._failure is None:
+            counts.waits = ["rollout waits: its engine starts"]
         if self.phases is not None and self.phases.waits:
             counts.waits = [f"rollout waits: {self.phases.waits}"]
         return counts

@@ -310,6 +310,28 @@ async def test_a_bug_in_the_environment_is_data_and_its_prompt_is_given_up(make:
     assert rollout.store.reasons() == {"reset/raised: KeyError: 'oops'": 1}
 
 
+async def test_a_rollout_that_gives_up_every_prompt_stops_and_says_why(make: Make) -> None:
+    class Buggy(Notebook):
+        async def step(self, sandbox: Any, action: str) -> Observation:
+            raise KeyError("oops")
+
+    rollout = make(environment=Buggy)
+    await rollout.start()
+    with pytest.raises(EngineFailed, match=r"32 prompts in a row were given up, the last: step/raised: KeyError"):
+        await rollout.next_batch()
+
+
+async def test_who_waits_is_said_while_held_out_episodes_are_refused(make: Make, tmp_path: Path) -> None:
+    """Before the first batch is requested, too."""
+    host = FakeHost()
+    host.failures = [NoSpace("the host is full") for _ in range(4)]
+    rollout = make(host=host)
+    evaluation = asyncio.create_task(rollout.evaluate([100]))
+    await until(lambda: any("the host is full" in wait.reason for wait in rollout.waits))
+    await until((tmp_path / "status.json").exists)
+    assert [t.reward for t in await evaluation] == [1.0] and not rollout.waits
+
+
 async def test_a_reset_that_hangs_is_the_environments_and_the_group_stays_whole(make: Make) -> None:
     hung: list[int] = []
 

@@ -17,7 +17,9 @@ import pytest
 from coordinator import local
 from rollout import Trajectory
 from rollout.background_evaluation import LOCK, MODEL, RESULT, EvaluationOrder
+from rollout.decide.blame import Cause, EpisodePhase, TrajectoryFailure
 from rollout.engine.client import Sampling
+from rollout.environments.mixture import Mixture, MixturePart
 from rollout.labels import LABEL
 from rollout.messages import Status
 from rollout.plan import SuitePlan
@@ -29,11 +31,30 @@ from tests.support.small_run import EXAMPLE, small
 from trainer.config import gather, open_run
 from trainer.evaluation import queue as evaluation_queue
 from trainer.evaluation.best import BestVersion, read
-from trainer.evaluation.evaluations import summary_of
+from trainer.evaluation.evaluations import Evaluations, summary_of
 from trainer.evaluation.queue import EvaluationQueue
-from trainer.reports.metrics import read_lines
+from trainer.reports.metrics import MetricsRecorder, read_lines
+from trainer.reports.report import Totals
 
 SUITE = {"name": "again", "task": str(EXAMPLE), "episodes": 2}
+
+
+async def test_held_out_episodes_that_fail_say_why(tmp_path: Path) -> None:
+    said = list[str]()
+    failure = TrajectoryFailure(phase=EpisodePhase.STEP, cause=Cause.RAISED, message="KeyError: 'oops'")
+    lost = [Trajectory(seed=n, status="failed", failure=failure) for n in range(2)]
+    with MetricsRecorder(tmp_path) as recorder:
+        environments = Mixture([MixturePart(task=str(EXAMPLE))])
+        made = Evaluations(tmp_path, small(tmp_path), environments, recorder, Totals(), said.append)
+        with pytest.raises(EngineFailed, match=r"could be completed; 2 failed, such as step/raised: KeyError: 'oops'"):
+            await made.record("before", lost, step=0, version=0)
+        await made.record("before", [Trajectory(seed=2, reward=1.0), *lost], step=0, version=0)
+        assert said[-1].startswith("before: 100.0% of 1 episodes; 2 failed, such as step/raised")
+        cut = TrajectoryFailure(phase=EpisodePhase.STEP, cause=Cause.CUT)
+        short = [Trajectory(seed=n, status="truncated", failure=cut) for n in range(2)]
+        await made.record("before", [Trajectory(seed=2), *short], step=0, version=0)
+    assert said[-1] == "before: 0.0% of 3 episodes; 67% ended at sampling.max_tokens or max_length"
+    assert read_lines(tmp_path / "metrics.jsonl")[-1]["held_out_cut_share"] == pytest.approx(2 / 3)
 
 
 def order(step: int) -> EvaluationOrder:

@@ -21,6 +21,7 @@ from trainer.reports import report
 from trainer.reports.metrics import MetricsRecorder, read_lines
 
 FIGURE = "reward_held_out"
+NOTABLE = 0.25  # share of episodes that ended at a limit of tokens, from which on that is said
 
 
 class Evaluations:
@@ -79,8 +80,10 @@ class Evaluations:
     ) -> None:
         """Figures of held-out episodes that were played with a version, and of `suites` by name. `model`: a directory
         that has it, else it is taken from the run's weights. Raises EngineFailed when none could be scored."""
-        if not any(trajectory.scored for trajectory in trajectories):
-            raise EngineFailed("no held-out episode could be completed", hint=f"see {self._run}/engine.log")
+        failed = [str(item.failure) for item in trajectories if not item.scored]
+        why = f"; {len(failed)} failed, such as {failed[0]}" if failed else ""
+        if len(failed) == len(trajectories):
+            raise EngineFailed(f"no held-out episode could be completed{why}", hint=f"see {self._run}/rollout.log")
         self._totals.add(trajectories)
         await asyncio.to_thread(self._recorder.turns, step, trajectories)
         own = summary_of(trajectories, self._config.evaluation.samples)
@@ -90,13 +93,16 @@ class Evaluations:
             metrics |= report.by_part("reward_held_out_by_part", trajectories, self._environments.name)
         metrics |= report.by_scorer("reward_held_out_by_scorer", trajectories)
         metrics |= {"suites": dict(suites)} if suites else {}
+        metrics["held_out_cut_share"] = cut = report.cut_share(trajectories)
+        if cut > NOTABLE:
+            why += f"; {cut:.0%} ended at sampling.max_tokens or max_length"
         await asyncio.to_thread(self._recorder.step, step, metrics)
         if step == 0:
             self._totals.reward_before = metrics[FIGURE]
         if step == self._config.steps:
             self._totals.reward_after = metrics[FIGURE]
         await self._consider(metrics, step, version, model)
-        self._say(f"{name}: {metrics[FIGURE]:.1%} of {metrics['held_out_episodes']} episodes")
+        self._say(f"{name}: {metrics[FIGURE]:.1%} of {metrics['held_out_episodes']} episodes{why}")
 
     async def _consider(self, metrics: Mapping[str, object], step: int, version: int, model: Path | None) -> None:
         considered = partial(self._best.consider, metrics, step=step, version=version, model=model)

@@ -14,6 +14,7 @@ import msgspec
 from rich.table import Table
 
 from rollout import Trajectory, TurnRecord
+from rollout.decide.blame import Cause
 from rollout.service.protocol import RolloutCounters
 from sandbox import durable
 
@@ -40,6 +41,12 @@ def by_scorer(name: str, trajectories: Iterable[Trajectory]) -> dict[str, dict[s
         for part, value in ({} if item.score is None else item.score.parts).items():
             said.setdefault(part, []).append(value)
     return {name: {part: sum(values) / len(values) for part, values in sorted(said.items())}} if said else {}
+
+
+def cut_share(trajectories: Sequence[Trajectory]) -> float:
+    """Of those that ended at a limit of tokens: of an answer (`sampling.max_tokens`), or of all (`max_length`)."""
+    ended = (item.failure.cause for item in trajectories if item.failure is not None)
+    return sum(cause in (Cause.CUT, Cause.LENGTH) for cause in ended) / max(1, len(trajectories))
 
 
 class Totals(msgspec.Struct, kw_only=True):
