@@ -34,7 +34,7 @@ from sandbox.container.shim import ShimError, going_first
 from sandbox.container.spawn import no_process_left
 from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, refused_traced, traced
 from sandbox.criu import image_files, inotify, rpc
-from sandbox.criu.carried import other_names, settings
+from sandbox.criu.carried import other_names, settings, socket_files
 from sandbox.criu.carried.frozen import thaw
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
@@ -357,6 +357,7 @@ class FrozenWindow:
         if self._on_frozen is not None:
             self._on_frozen()
         self.held = held_files(self._container)
+        socket_files.write(self._images, self.held.sockets)
         retained = sorted(set(self.pids) - self._container.excluded.pids())
         with settings.looking_at(retained, self._container.tasks) as processes:
             refusals.check_frozen(processes, self._container.spec.id)

@@ -61,7 +61,7 @@ import numpy as np
 from blake3 import blake3
 
 from sandbox.criu import image_files, rpc, same_pages, tcp, timers
-from sandbox.criu.carried import settings, waits
+from sandbox.criu.carried import settings, socket_files, waits
 from sandbox.criu.carried.socket_names import CONNECTED
 from sandbox.differences import Facts, differences
 
@@ -97,7 +97,7 @@ def _flags(value: int) -> int:
 
 def processes(directory: Path) -> Facts:
     """The canonical form of the processes in an image directory. Blocks."""
-    return _Canonical(directory, {}).facts | settings.facts(directory)
+    return _facts(directory, {})
 
 
 def compared(before: Path, after: Path) -> list[str]:
@@ -106,7 +106,7 @@ def compared(before: Path, after: Path) -> list[str]:
     Most pages are the same bytes in both: these are compared and not hashed.
     """
     same = same_pages.result(before, after)
-    return differences(*(_Canonical(item, same).facts | settings.facts(item) for item in (before, after)))
+    return differences(*(_facts(item, same) for item in (before, after)))
 
 
 def torn(directory: Path) -> bool:
@@ -126,6 +126,10 @@ def torn(directory: Path) -> bool:
                 if tcp.missing(stream, sender, states) > sender.get("outq_len", 0):
                     return True
     return False
+
+
+def _facts(directory: Path, left_out: dict[str, set[int]]) -> Facts:
+    return _Canonical(directory, left_out).facts | settings.facts(directory) | socket_files.facts(directory)
 
 
 class _Canonical:
@@ -327,6 +331,8 @@ class _Canonical:
         elif kind == "usk":
             if body.get("name_dir", "").endswith(ROOTED):
                 self.facts.pop(f"{label} name_dir", None)
+            if socket_files.load(self._directory):  # they say more
+                self.facts.pop(f"{label} deleted", None)
             peer = self._sockets.get(body.get("peer", 0))
             self.facts[f"{label} peer"] = self._labels.get(peer, "unaccepted") if peer is not None else None
             if body.get("state") != tcp.LISTEN:  # elsewhere it is memory of what was sent, by the sender

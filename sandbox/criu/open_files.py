@@ -25,15 +25,17 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from sandbox.criu import bound
+from sandbox.criu.carried import socket_files
 from sandbox.descriptors import closing
 from sandbox.errors import Conflict, Invalid, SandboxDead
 from sandbox.names import native, reported
-from sandbox.tree.safe_path import ACROSS_MOUNTS, openat2, root_of
+from sandbox.tree.safe_path import ACROSS_MOUNTS, directory, openat2, root_of
 
 if TYPE_CHECKING:
     from sandbox.container.container import Container
@@ -44,8 +46,12 @@ BOUND_AS = " (bound as "
 OTHER_NAMES = " (with other names)"
 NO_DIRECTORY = " (no directory)"
 _UNBINDABLE = (
-    (BOUND_AS, "was moved, and would be restored where it was", "move it back, or bind the socket where it is wanted"),
-    (OTHER_NAMES, "has several names, and only one of them would be restored", "remove the others"),
+    (
+        BOUND_AS,
+        "was moved, and its former name is another file's or outside the tree",
+        "move it back, or bind the socket where it is wanted",
+    ),
+    (OTHER_NAMES, "has several names, and not all of them can be restored", "remove the others"),
     (
         NO_DIRECTORY,
         "is gone with its directory, which would be restored",
@@ -58,11 +64,13 @@ class OpenFiles(msgspec.Struct, frozen=True):
     """The fingerprint: path in the sandbox, as it is shown -> identity of what is held, and of what the path leads to.
 
     Without a path (those end in ``(deleted)`` and an inode number) the second is of the nearest that is there.
-    `watched`: path in the sandbox -> inode number of what is watched by it.
+    `watched`: path in the sandbox -> inode number of what is watched by it. `sockets`: name that a Unix socket was
+    bound by -> the names that its file has, where those are others.
     """
 
     files: dict[str, tuple[Identity, Identity | None]] = {}
     watched: dict[str, int] = {}
+    sockets: dict[bytes, socket_files.SocketFile] = {}
 
     def changes(self, later: OpenFiles) -> list[str]:
         """Readable differences of files; empty when equal."""
@@ -73,6 +81,9 @@ class OpenFiles(msgspec.Struct, frozen=True):
                 continue
             what = "newly held" if before is None else "no longer held" if after is None else "changed while held"
             changed.append(f"{path}: {what}")
+        for name in sorted(self.sockets.keys() | later.sockets.keys()):
+            if self.sockets.get(name) != later.sockets.get(name):
+                changed.append(f"{reported(os.fsdecode(name))}: its file has other names")
         return changed
 
     def half_named(self) -> list[str]:
@@ -94,7 +105,9 @@ class OpenFiles(msgspec.Struct, frozen=True):
 def held_files(container: Container) -> OpenFiles:
     """The fingerprint now, but for what is watched, which only images contain. Blocks, below 1 ms."""
     with contextlib.suppress(Conflict, SandboxDead), container.inside.opened() as root:
-        return OpenFiles(_held(container.retained_tasks(), root))
+        sockets: socket_files.Files = {}
+        files = _held(container.retained_tasks(), root, container.tree, sockets)
+        return OpenFiles(files, sockets=sockets)
     return OpenFiles()
 
 
@@ -111,7 +124,10 @@ def changed(container: Container, held: OpenFiles | None) -> list[str]:
     return result
 
 
-def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | None]]:
+def _held(
+    tasks: list[int], root: int, tree: Path, moved: socket_files.Files
+) -> dict[str, tuple[Identity, Identity | None]]:
+    """`moved` is filled with the files of sockets that have other names than these were bound by."""
     files: dict[str, tuple[Identity, Identity | None]] = {}
     mapped: set[bytes] = set()
     sockets = bound.named(tasks[0]) if tasks else {}
@@ -127,8 +143,11 @@ def _held(tasks: list[int], root: int) -> dict[str, tuple[Identity, Identity | N
                         _process(pid) as pidfd,
                         bound.file_of(pidfd, int(link.rpartition("/")[2])) as file,
                     ):
-                        result = f"/proc/self/fd/{file}"
-                        _add(files, root, os.readlink(result), result, _remark(own, sockets[int(target[8:-1])], file))
+                        result, name = f"/proc/self/fd/{file}", sockets[int(target[8:-1])]
+                        remark = _remark(own, name, file)
+                        if remark and remark != NO_DIRECTORY and os.path.sameopenfile(own, root):
+                            remark = "" if _noted(root, tree, name, file, moved) else remark
+                        _add(files, root, os.readlink(result), result, remark)
     return files
 
 
@@ -158,6 +177,16 @@ def _remark(root: int, name: str, file: int) -> str:
     elif name.startswith("/") and not _leads(root, name, result):
         return f"{BOUND_AS}{name})"
     return OTHER_NAMES if result.st_nlink > 1 else ""
+
+
+def _noted(root: int, tree: Path, name: str, file: int, moved: socket_files.Files) -> bool:
+    """Whether the names of the file of a socket can be given back after a restore; then they are in `moved`."""
+    with directory(tree) as top:
+        result = socket_files.find(root, top, name, file)
+    if result is not None and moved.setdefault(os.fsencode(name), result) == result:
+        return True
+    moved.pop(os.fsencode(name), None)  # of two sockets
+    return False
 
 
 @contextlib.contextmanager

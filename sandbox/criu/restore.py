@@ -28,7 +28,7 @@ from sandbox.container import namespaces
 from sandbox.container.cgroup import hierarchy
 from sandbox.container.shim import going_first
 from sandbox.criu import lingering, rpc
-from sandbox.criu.carried import amend, memory, other_names, settings, sysv
+from sandbox.criu.carried import amend, memory, other_names, settings, socket_files, sysv
 from sandbox.criu.gate.images import EXTERNAL_MOUNT, VIEW_MOUNT
 from sandbox.criu.rewrite import AdaptedImages
 from sandbox.descriptors import closing
@@ -237,6 +237,7 @@ def _notify(
                 follow(container.netns)
 
     def finish(_pid: int) -> None:
+        socket_files.put_back(images.directory, init, container.spec.uid_base)
         amend.set_times(init, times)
         amend.remove_segments(init, images.removed_segments)
         numbers = amend.numbers(container)

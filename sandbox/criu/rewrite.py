@@ -16,7 +16,7 @@ from sandbox.container import services
 from sandbox.content import layers
 from sandbox.content.layers import SpreadPages
 from sandbox.criu import Record, image_files, tcp
-from sandbox.criu.carried import locks
+from sandbox.criu.carried import locks, socket_files
 from sandbox.criu.carried.locks import Lock
 from sandbox.criu.carried.memory import Fill
 from sandbox.criu.carried.socket_names import CONNECTED
@@ -78,12 +78,13 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     moved = _keep_apart(table, adapted.pipes)
     unnamed = _unname(table)
     rooted = _root_names(directory, table)
-    if tcp.readdress(table.entries, address) or moved or unnamed or rooted:
+    retained = socket_files.keep(directory, table)
+    if tcp.readdress(table.entries, address) or moved or unnamed or rooted or retained:
         table.write(directory / "files.img")
-    retained, adapted.closed = _sever(directory, table, address is not None)
-    adapted.own_network = bool(retained)
+    alive, adapted.closed = _sever(directory, table, address is not None)
+    adapted.own_network = bool(alive)
     adapted.ports = tcp.ports(table.entries)
-    if retained:
+    if alive:
         # With another id than the external one CRIU creates the namespace itself, below the user namespace.
         _change(directory / "inventory.img", kinds.inventory_entry, _detach_network)
     adapted.recreated = _recreated(directory, table)
@@ -268,6 +269,9 @@ def _recreated(directory: Path, table: image_files.CriuImageFile) -> list[str]:
             rooted = name.startswith("/") and base.endswith(ROOTED)
             path = base.removesuffix("/") + name if rooted else os.path.join("/", base, name)
             paths |= {path, os.path.join(os.path.dirname(path), ".")}  # the directory itself, where links lead to it
+    for file in socket_files.load(directory).values():
+        for path in map(os.fsdecode, file.names):
+            paths |= {path, os.path.join(os.path.dirname(path), ".")}
     remaps = image_files.read(directory / "remap-fpath.img", image_files.messages().remap_file_path_entry)
     remapped = {remap.orig_id for remap in remaps.entries} if remaps is not None else set()
     for entry in table.entries:

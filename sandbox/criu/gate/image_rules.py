@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from sandbox.criu.carried import settings, waits
+from sandbox.criu.carried import settings, socket_files, waits
 from sandbox.criu.gate.file_rules import check_files, check_mounts
 from sandbox.criu.gate.images import IDS, MAX_NAME, CriuImages, GateLookups, ImagePath, ImageRefused, need, raw
 from sandbox.criu.gate.processes import check_namespaces, check_pagemap, check_task, task_tree
@@ -20,7 +20,7 @@ FILES = re.compile(
     r"|ipcns-(?:var|shm|msg|sem))-\d{1,10}\.img"
     r"|(?:ghost-file|tcp-stream)-[0-9a-f]{1,8}\.img"
     r"|(?:files|inventory|pstree|remap-fpath|seccomp|memfd|tty-info|filelocks|cgroup|pipes-data|fifo-data|sk-queues"
-    r"|cpuinfo|waits|settings|other-names|tty-data)\.img"
+    r"|cpuinfo|waits|settings|other-names|socket-files|tty-data)\.img"
 )
 
 
@@ -51,11 +51,12 @@ def deleted(images: CriuImages) -> list[ImagePath]:
 
 def check_rest(images: CriuImages) -> None:
     """Images whose records need only be whole."""
-    if settings.FILE in images:
-        try:
-            settings.decode(images.content(settings.FILE))
-        except ValueError as error:
-            raise ImageRefused(f"{settings.FILE} cannot be read: {error}") from None
+    for part in (settings, socket_files):
+        if part.FILE in images:
+            try:
+                part.decode(images.content(part.FILE))
+            except ValueError as error:
+                raise ImageRefused(f"{part.FILE} cannot be read: {error}") from None
     for name in ("pipes-data.img", "fifo-data.img"):
         for data in images.records(name, "pipe_data_entry", lambda one: int(one.bytes)):
             need(data.size <= 1 << 31 and data.bytes <= 1 << 31, f"{name} has a pipe without end")

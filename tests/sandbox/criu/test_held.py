@@ -8,9 +8,10 @@ import shutil
 import msgspec
 import pytest
 
-from sandbox.criu.carried import other_names
+from sandbox.criu.carried import other_names, socket_files
+from sandbox.criu.open_files import changed, held_files
 from sandbox.errors import CheckpointFailed, RestoreFailed
-from tests.support.checkpoint_programs import CHECK, UNIX
+from tests.support.checkpoint_programs import CHECK, UNIX, python_program
 from tests.support.checkpoint_programs_held import ALL, UNIX_LISTENERS
 from tests.support.checkpoint_support import Bench, shell
 
@@ -31,7 +32,6 @@ async def test_what_is_restored_without_comparison_goes_on(bench: Bench, name: s
 @pytest.mark.parametrize(
     ("spoil", "mend", "said"),
     [
-        ("ln /t/socket /t/other", "rm /t/other", r"several names.*/t/socket.*remove the others"),
         ("rm /t/d/socket; rmdir /t/d", "mkdir /t/d", r"gone with its directory.*/t/d/socket.*make the directory again"),
         ("rm /t/d/socket; rmdir /t/d; ln -s away /t/d", "mkdir /t/away", r"gone with its directory.*/t/d/socket"),
     ],
@@ -50,10 +50,50 @@ async def test_a_socket_whose_file_would_not_come_back_as_it_is_is_refused(
     assert await shell(sb, CHECK) == "good\n"
 
 
-async def test_a_socket_whose_file_was_moved_is_refused(bench: Bench) -> None:
-    """CRIU would bind it by its old name: a file that is not in the checkpoint, and nobody behind the one that is."""
+_ACCEPTS = python_program("""
+listener = socket.socket(socket.AF_UNIX); listener.bind('/t/socket'); listener.listen()
+open('/t/ready', 'w').close()
+while True: listener.accept()[0].close()
+""")
+_RENAMED = {
+    "moved, as a JVM and haproxy do": "mv /t/socket /t/moved",
+    "moved over another": "python3 -c 'import socket; socket.socket(1).bind(\"/t/moved\")'; mv /t/socket /t/moved",
+    "linked, as supervisord and ssh do": "ln /t/socket /t/moved; rm /t/socket",
+    "with several names": "ln /t/socket /t/moved; ln /t/socket /t/d",
+    "moved with several names": "mkdir /t/e; ln /t/socket /t/d; mv /t/socket /t/e/moved; ln -s e/moved /t/moved",
+}
+
+
+@pytest.mark.parametrize("how", _RENAMED.values(), ids=_RENAMED.keys())
+async def test_a_socket_whose_file_has_other_names_is_restored_with_them(bench: Bench, how: str) -> None:
+    """CRIU would bind it by its first name: a file that is not in the checkpoint, and no socket behind the others."""
     sb = await bench.maker.create()
-    await shell(sb, UNIX[0] + "; mv /t/socket /t/moved")
+    await shell(sb, f"{_ACCEPTS}; {how}; chmod 640 /t/moved; chown 7:8 /t/moved")
+    facts = (
+        "cd /t && find . -type s -printf '%p %m %U %G %n %t\\n' | sort && stat -c %Y . && cat /proc/net/unix | wc -l"
+    )
+    before = await shell(sb, facts)
+    connect = "python3 -c 'import socket; s = socket.socket(1); s.connect(\"/t/moved\"); print(s.recv(1))'"
+    for _ in range(2):
+        saved = await bench.save(sb)
+        await bench.kill_and_restore(sb, saved, saved.dump)
+        assert await shell(sb, facts) == before
+        assert await shell(sb, connect) == "b''\n"
+
+
+async def test_a_turn_that_names_the_file_of_a_socket_otherwise_captures_the_processes(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, f"{UNIX[0]}; ln /t/socket /t/one; rm /t/socket")
+    held = held_files(sb)
+    assert held.sockets and not changed(sb, held)
+    await shell(sb, "mv /t/one /t/two")
+    assert any("other names" in reason for reason in changed(sb, held))
+
+
+async def test_a_socket_whose_former_name_is_taken_is_refused(bench: Bench) -> None:
+    """CRIU would remove what has the name now."""
+    sb = await bench.maker.create()
+    await shell(sb, UNIX[0] + "; mv /t/socket /t/moved; touch /t/socket")
     with pytest.raises(CheckpointFailed, match=re.escape("/t/moved (bound as /t/socket)")) as caught:
         await bench.save(sb)
     assert "move it back" in caught.value.hint
@@ -61,6 +101,40 @@ async def test_a_socket_whose_file_was_moved_is_refused(bench: Bench) -> None:
     saved = await bench.save(sb)
     await bench.kill_and_restore(sb, saved, saved.dump)
     assert await shell(sb, CHECK) == "good\n"
+
+
+@pytest.mark.parametrize("at", [b"/etc/passwd", b"/proc/1/exe", b"/through/moved"])
+async def test_only_a_socket_gives_way_to_the_file_of_a_socket(bench: Bench, at: bytes) -> None:
+    sb = await bench.maker.create()
+    await shell(sb, f"{UNIX[0]}; mv /t/socket /t/moved; ln -s /t /through")
+    saved = await bench.save(sb)
+    await sb.kill()
+    existing = socket_files.load(saved.capture.dir)
+    assert [one.names for one in existing.values()] == [[b"/t/moved"]]
+    images = saved.capture.dir.with_name("renamed")
+    shutil.copytree(saved.capture.dir, images)
+    forged = {name: msgspec.structs.replace(one, names=[at], at=at) for name, one in existing.items()}
+    socket_files.write(images, forged)
+    tree = bench.snapshot(saved.tree, readonly=False)
+    await sb.remount(tree)
+    with pytest.raises(RestoreFailed, match="cannot get its names"):
+        await bench.checkpointer.restore(sb, images)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x90",
+        msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": []}}),
+        msgspec.msgpack.encode({b"/a": {"bound": b"a", "names": [b"/b"]}}),
+        msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": [b"/b\0"], "at": b""}}),
+        msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": [b"/b"], "at": b"/c"}}),
+    ],
+)
+def test_files_of_sockets_that_no_dump_wrote(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        socket_files.decode(content)
 
 
 async def test_no_snapshot_has_the_links_that_criu_makes(bench: Bench) -> None:
