@@ -1,5 +1,5 @@
-/* written.so, loaded into a CRIU that dumps before its own libraries: it waits before the first task is stopped, and it
- * dumps only pages that were written.
+/* written.so, loaded into a CRIU that dumps before its own libraries: it waits before the first task is stopped, it
+ * dumps only pages that were written, and it dumps processes that read or write a terminal from its background.
  *
  * What CRIU does until then depends on no task and takes some milliseconds; so the daemon asks for a dump as soon as the
  * one before is over, and CRIU says that it is ready and waits for an answer, by a notification of its own protocol.
@@ -34,6 +34,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -146,6 +147,53 @@ __attribute__((visibility("default"))) int sigaction(int number, const struct si
             _exit(1); /* nobody waits for a dump any more */
     }
     return next(number, new, old);
+}
+
+/* ------------------------------------------------------------------ processes that a terminal has stopped */
+
+/* CRIU knows SIGSTOP and SIGTSTP alone as signals that stop a process. It is told SIGTSTP where SIGTTIN or SIGTTOU has
+ * stopped one; then it asks what to write into the images, which is told as it is, and sends it SIGSTOP in the end. */
+enum { MAX_STOPPED = 4096 };
+static struct stopped {
+    pid_t tid;
+    int number;
+    bool named;
+} stopped[MAX_STOPPED];
+static size_t stopped_count;
+
+static struct stopped *find_stopped(pid_t tid) {
+    for (size_t i = 0; i < stopped_count; i++)
+        if (stopped[i].tid == tid) return &stopped[i];
+    return NULL;
+}
+
+static void rename_stop(pid_t tid, siginfo_t *info) {
+    if ((info->si_code & 0xFFFF) >> 8 != PTRACE_EVENT_STOP) return;
+    if (info->si_signo != SIGTTIN && info->si_signo != SIGTTOU) return;
+    struct stopped *one = find_stopped(tid);
+    if (!one && stopped_count == MAX_STOPPED) return;
+    if (!one) one = &stopped[stopped_count++];
+    bool again = one->named;
+    *one = (struct stopped){tid, info->si_signo, !again};
+    if (!again) info->si_signo = SIGTSTP;
+}
+
+__attribute__((visibility("default"))) long ptrace(enum __ptrace_request request, ...) {
+    static long (*next)(enum __ptrace_request, ...);
+    va_list list;
+    va_start(list, request);
+    pid_t pid = va_arg(list, pid_t);
+    void *address = va_arg(list, void *), *data = va_arg(list, void *);
+    va_end(list);
+    if (!next) next = (long (*)(enum __ptrace_request, ...))dlsym(RTLD_NEXT, "ptrace");
+    long result = next(request, pid, address, data);
+    if (request == PTRACE_GETSIGINFO && result == 0) rename_stop(pid, data);
+    return result;
+}
+
+__attribute__((visibility("default"))) int kill(pid_t pid, int number) {
+    struct stopped *one = number == SIGSTOP || number == SIGTSTP ? find_stopped(pid) : NULL;
+    return (int)syscall(SYS_kill, pid, one ? one->number : number);
 }
 
 /* ------------------------------------------------------------------ mappings without their pages */

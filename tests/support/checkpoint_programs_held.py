@@ -187,12 +187,27 @@ job = os.fork()  # as after Ctrl-Z
 if job == 0:
     os.setpgid(0, 0)
     while True: signal.pause()
-while os.getpgid(job) != job: time.sleep(0.01)
-for pid, how in ((child, signal.SIGSTOP), (twin, signal.SIGSTOP), (job, signal.SIGTSTP)):
+reader = os.fork()  # as a job in the background that reads its terminal; it has a thread
+if reader == 0:
+    os.setpgid(0, 0)
+    threading.Thread(target=lambda: time.sleep(1e6), daemon=True).start()
+    open('/t/started', 'w').close()
+    while True: time.sleep(1000)
+writer = os.fork()
+if writer == 0:
+    os.setpgid(0, 0)
+    while True: signal.pause()
+while any(os.getpgid(one) != one for one in (job, writer)) or not os.path.exists('/t/started'): time.sleep(0.01)
+stops = {child: signal.SIGSTOP, twin: signal.SIGSTOP, job: signal.SIGTSTP, reader: signal.SIGTTIN,
+         writer: signal.SIGTTOU}
+for pid, how in stops.items():
     os.kill(pid, how); os.waitpid(pid, os.WUNTRACED)
 def state(pid): return open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0]
 def check():
-    while {state(child), state(twin), state(job)} != {'T'}: time.sleep(0.01)
+    while {state(pid) for pid in stops} != {'T'}: time.sleep(0.01)
+    for pid, how in stops.items():  # of those that are told again that they have stopped
+        told, status = os.waitpid(pid, os.WUNTRACED | os.WNOHANG)
+        if told and os.WSTOPSIG(status) != how: return False
     os.kill(child, signal.SIGCONT)
     while state(child) == 'T': time.sleep(0.01)
     os.kill(child, signal.SIGSTOP)
