@@ -5,6 +5,7 @@ Guarantee: text is tokenised exactly once, by `encode_observation`, when it ente
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollout.rewards.messages import Scoring
+from rollout.rewards.messages import Scoring, as_number
 from sandbox.messages import ExecResult, Limits, Network
 
 
@@ -29,6 +30,18 @@ class Observation:
     results: tuple[
         str, ...
     ] = ()  # of each call of the answer, where several were carried out; else `text` is the first's
+
+    def __post_init__(self) -> None:
+        """Numbers of other libraries become Python's, which the run can write down. What is none is refused here, where
+        the environment's code is in the traceback."""
+        for text in (self.text, *self.results):
+            if not isinstance(text, str):
+                raise TypeError(f"an Observation has {text!r:.60} where a text must be")
+        reward = as_number(self.reward, "Observation.reward")
+        if not math.isfinite(reward):
+            raise ValueError(f"Observation.reward is {reward}")
+        object.__setattr__(self, "reward", reward)
+        object.__setattr__(self, "done", bool(self.done))
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ _SETTINGS = (
 
 
 class Environment(ABC):
-    """One instance serves one episode.
+    """One instance serves one episode. `reset`, `step` and `cut` may be plain functions.
 
     The sandbox that `reset` and `step` receive has the SDK's `exec` and `files`. Should it die, it is restored and
     the command at hand executed again before the call returns: keep what an episode must not lose in the sandbox,

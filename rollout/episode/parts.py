@@ -10,7 +10,7 @@ from typing import Protocol
 from rollout.decide.blame import EpisodePhase, TrajectoryFailure
 from rollout.decide.effects import EffectRules
 from rollout.engine.client import Generation, Sampling
-from rollout.environments.base import Tokenizer
+from rollout.environments.base import Observation, Tokenizer
 from rollout.episode.renderer import Renderer
 from rollout.episode.spec import EpisodeLimits
 from rollout.episode_clock import PhaseMeter
@@ -60,3 +60,19 @@ class EpisodeParts:
     def metered(self, phase: EpisodePhase) -> contextlib.AbstractContextManager[None]:
         """Time within is of this phase."""
         return self.meter.phase(phase) if self.meter is not None else contextlib.nullcontext()
+
+
+async def returned(said: Observation | Awaitable[Observation | None] | None, method: str) -> Observation | None:
+    """What a method of an environment, which may be a plain function, returned. Raises TypeError."""
+    result = await said if isinstance(said, Awaitable) else said
+    if result is not None and not isinstance(result, Observation):
+        raise TypeError(f"{method} returned {result!r:.60}, which is no Observation")
+    return result
+
+
+async def observed(said: Observation | Awaitable[Observation | None] | None, method: str) -> Observation:
+    """The same, where there must be one."""
+    result = await returned(said, method)
+    if result is None:
+        raise TypeError(f"{method} returned None, which is no Observation")
+    return result

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from rollout.environments.base import Environment
 from rollout.episode.guard import GuardedSandbox, ReplayDivergence
+from rollout.episode.parts import observed
 from rollout.messages import Trajectory
 from rollout.store.journal import TurnEntry
 from rollout.store.retained import Visit
@@ -59,11 +60,11 @@ async def rewind(env: Environment, guarded: GuardedSandbox, trajectory: Trajecto
     env.load(first.state)
     for entry in since[existing[-1] : -1]:
         guarded.begin_turn(entry.turn)
-        observation = await env.step(guarded, entry.action)
-        observed = trajectory.turns[entry.turn].observation
-        if observation.text != observed:
+        observation = await observed(env.step(guarded, entry.action), "step")
+        before = trajectory.turns[entry.turn].observation
+        if observation.text != before:
             raise ReplayDivergence(
-                f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {observed!r:.80}"
+                f"executed again, turn {entry.turn} said {observation.text!r:.80}, not {before!r:.80}"
             )
         guarded.recoveries[-1].replayed += 1
     guarded.begin_turn(since[-1].turn)

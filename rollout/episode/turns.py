@@ -31,7 +31,7 @@ from rollout.environments.base import Environment, Observation
 from rollout.episode import origin, records, takeover
 from rollout.episode.guard import ExecutedCommand, GuardedSandbox, KilledItself, ReplayDivergence
 from rollout.episode.origin import Origin
-from rollout.episode.parts import EpisodeEnd, EpisodeParts
+from rollout.episode.parts import EpisodeEnd, EpisodeParts, observed, returned
 from rollout.episode.prepared import PreparedState
 from rollout.episode.spec import EpisodeSpec, sampling_seed
 from rollout.episode.talk import talk_of
@@ -99,7 +99,7 @@ class Episode:
 
     async def _reset(self) -> Observation:
         async with self._limited(EpisodePhase.RESET, TrajectoryClock(self.limits.reset)):
-            return await self.env.reset(self.guarded, self.spec.seed)
+            return await observed(self.env.reset(self.guarded, self.spec.seed), "reset")
 
     async def run(self, since: Sequence[TurnEntry], start: PreparedState | Origin | None = None) -> None:
         """To the end, whatever it is. `start`: the sandbox is a fork of that state."""
@@ -227,7 +227,7 @@ class Episode:
         if len(self.trajectory.sample) + 1 >= self.limits.max_length:
             raise self._full()
         async with self._limited(EpisodePhase.STEP, self.clock):
-            observation = await self.env.cut(self.guarded, record.action)
+            observation = await returned(self.env.cut(self.guarded, record.action), "cut")
         if observation is None:
             raise _ended(
                 EpisodePhase.STEP, Cause.CUT, f"the action of turn {record.index} reached {record.tokens} tokens"
@@ -254,7 +254,7 @@ class Episode:
         executed, deaths = len(self.guarded.executed), self.guarded.deaths
         try:
             async with self._limited(EpisodePhase.STEP, self.clock):
-                observation = await self.env.step(self.guarded, record.action)
+                observation = await observed(self.env.step(self.guarded, record.action), "step")
         finally:
             self.guarded.on_exec = None
             self.trajectory.injected += sum(await asyncio.gather(*injections))

@@ -16,6 +16,13 @@ from sandbox.errors import ErrorBody
 from sandbox.messages import ExecResult
 
 
+def as_number(value: object, name: str) -> float:
+    """Any kind of number: Python's, NumPy's, a tensor of one element. Raises TypeError, ValueError."""
+    if not hasattr(type(value), "__float__"):
+        raise TypeError(f"{name} is {value!r:.100}, which is no number")
+    return float(value)  # type: ignore[arg-type]
+
+
 class Scoring(msgspec.Struct, frozen=True, kw_only=True):
     """Which function scores, with which options. Made by calling what `rollout.reward` made of a function."""
 
@@ -57,6 +64,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     turns: list[float] = []
     reason: str = ""  # for people
     parts: dict[str, float] = {}  # of several rewards, what each said, not weighted
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "reward", as_number(self.reward, "Score.reward"))
+        msgspec.structs.force_setattr(self, "turns", [as_number(value, "one of Score.turns") for value in self.turns])
 
     @property
     def total(self) -> float:

@@ -15,7 +15,7 @@ import msgspec
 
 from rollout import user_code as task_code
 from rollout.decide.anchor import LONGEST
-from rollout.rewards.messages import Final, Score, Scoring
+from rollout.rewards.messages import Final, Score, Scoring, as_number
 from sandbox.errors import Invalid
 
 Said = float | Score
@@ -43,13 +43,7 @@ class RewardFunction:
         said = self.function(final, **final.request.scoring.options)
         if inspect.isawaitable(said):
             said = await said
-        return said if isinstance(said, Score) else Score(reward=_number(said))
-
-
-def _number(said: object) -> float:
-    if isinstance(said, bool | int | float):
-        return float(said)
-    raise TypeError(f"it said {said!r:.100}, which is neither a number nor a Score")
+        return said if isinstance(said, Score) else Score(reward=as_number(said, "what it said"))
 
 
 @overload

@@ -109,7 +109,7 @@ async def test_a_function_reads_what_was_said(rewards: RewardService) -> None:
         ("die", "its process died"),
         ("nan", "not between"),
         ("much", "not between"),
-        ("text", "neither a number nor a Score"),
+        ("text", "which is no number"),
         ("turns", "it rewards 9 turns of 1"),
         ("forge", "it wrote to the pool itself"),
     ],
