@@ -104,6 +104,7 @@ class TrainConfig(PlaySettings, frozen=True, kw_only=True):
 
 
 KEYS = tuple(name for name in TrainConfig.__struct_fields__ if name != "resume")
+RENEWABLE = ("steps", "ranks", "out", "resume")  # that a resumed run may have otherwise
 STALEST = 4  # versions, where the bound is chosen during the run
 ENGINES = ("embedded", "vllm")
 TRACKERS = ("tensorboard", "wandb", "mlflow")
@@ -147,13 +148,38 @@ def _resolve(content: dict[str, Any], names: Sequence[str], path: Path) -> None:
 def gather(
     what: Path, options: Mapping[str, Any], settings: Sequence[str] = (), *, resume: Path | None = None
 ) -> TrainConfig:
-    """A configuration of a file or a task, options that overrule it, and settings as `key=value` that overrule both."""
+    """A configuration of a file or a task, options that overrule it, and settings as `key=value` that overrule both.
+    `resume`: of that run, which keeps its own."""
+    if resume is not None:
+        return _continued(resume, what, options, settings)
     content: dict[str, Any] = read(what) if what.suffix == ".toml" else {"task": what}
     for name, value in options.items():
         overlay(content, ("objective", "preset") if name == "objective" else (name,), value)
     for text in settings:
         override(content, text)
-    return make(content | ({"resume": resume} if resume else {}))
+    return make(content)
+
+
+def _continued(run: Path, what: Path, options: Mapping[str, Any], settings: Sequence[str]) -> TrainConfig:
+    """The configuration of a run, with the steps and ranks that are requested. Refuses any other change."""
+    _, stored = _resumed(run)
+    if what != Path() and "=" not in what.name:
+        made = _absolute(gather(what, options, settings))
+    else:
+        content = msgspec.to_builtins(stored, enc_hook=str)
+        for name, value in options.items():
+            overlay(content, ("objective", "preset") if name == "objective" else (name,), value)
+        for text in [*([str(what)] if what != Path() else []), *settings]:
+            override(content, text)
+        made = _absolute(make(content))
+    now, before = dict(flat(made)), dict(flat(stored))
+    names = (name for name in now | before if now.get(name) != before.get(name))
+    if changed := sorted(name for name in names if name not in RENEWABLE):
+        raise Invalid(
+            f"a resumed run keeps its settings, and of {', '.join(changed)} it has others",
+            hint="change steps and ranks alone; or export its weights and begin a new run with --model",
+        )
+    return msgspec.structs.replace(made, resume=run)
 
 
 def make(content: Mapping[str, Any]) -> TrainConfig:

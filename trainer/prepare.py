@@ -16,9 +16,7 @@ from trainer.config import TrainConfig, open_run, unfinished
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def prepare(
-    config: TrainConfig, *, steps: int | None = None, ranks: int | None = None, fresh: bool = False
-) -> Path | None:
+def prepare(config: TrainConfig, *, fresh: bool = False) -> Path | None:
     """The run directory to work in, made if need be; None when there can be none, which has been said.
 
     A run of the same plan that has not ended is gone on with, unless `fresh`.
@@ -29,7 +27,8 @@ def prepare(
         if left is not None:
             console.print(f"continue with {left} (--fresh starts a new one)", highlight=False, soft_wrap=True)
             return left
-        return open_run(config, steps=steps, ranks=ranks)[0]
+        renewed = {} if config.resume is None else {"steps": config.steps, "ranks": config.ranks}
+        return open_run(config, **renewed)[0]
     except (PagurusError, OSError) as error:
         console.print(f"[red]stopped[/red]: {explain(error, config.out)}", highlight=False, soft_wrap=True)
         return None

@@ -44,14 +44,12 @@ def train(
 
         if importlib.util.find_spec("torch") is None:  # the supervisor does without, the roles do not
             raise ModuleNotFoundError("no torch", name="torch")
-    named = given(context)
-    made = configuration.gather(what, named, settings or [], resume=resume)
+    made = configuration.gather(what, given(context), settings or [], resume=resume)
     if dry_run:
         from trainer.preview import preview  # with torch, which a supervisor has no use for
 
         raise typer.Exit(preview(made))
-    renewed = {name: getattr(made, name) for name in ("steps", "ranks") if name in named}
-    run = prepare(made, fresh=fresh, **renewed)
+    run = prepare(made, fresh=fresh)
     if run is None:
         raise typer.Exit(1)
     if detach:

@@ -20,11 +20,12 @@ from sandbox.errors import Conflict, Invalid, NotFound
 from tests.support.families import build
 from trainer.batches.pack import pack
 from trainer.batches.sample import Sample
-from trainer.config import TrainConfig, make, open_run, read
+from trainer.config import TrainConfig, gather, make, open_run, read
 from trainer.estimate import estimate, ghostly, retained
 from trainer.models import policy
 from trainer.models.load import Lora, empty, load
 from trainer.models.scorer import Scorer
+from trainer.prepare import prepare
 from trainer.preview import describe_hosts, preview
 from trainer.settings import MeshSettings, ObjectiveSettings
 from trainer.weights import Publisher
@@ -89,6 +90,31 @@ def test_a_resumed_run_keeps_its_keys_and_may_get_more_steps(tmp_path: Path) -> 
     assert open_run(again)[1].steps == 7
     assert open_run(again, ranks=3)[1].ranks == open_run(again)[1].ranks == 3
     assert open_run(again)[1].steps == 7
+
+
+def test_a_resumed_run_refuses_other_settings_than_it_began_with(tmp_path: Path) -> None:
+    """However they are named; those that it has already are no change."""
+    plan = written(tmp_path, f'task = "{EXAMPLE}"\nout = "runs"\nsteps = 3\n[optimiser]\nrate = 1e-4\n')
+    run, _ = open_run(gather(plan, {}))
+    for what, options, settings in (
+        (Path(), {}, ["optimiser.rate=1e-6"]),
+        (Path("optimiser.rate=1e-6"), {}, []),
+        (Path(), {"held_out": 64}, []),
+        (Path(), {"objective": "dapo"}, []),
+        (plan, {}, ["sampling.max_tokens=64"]),
+        (EXAMPLE, {"out": str(tmp_path)}, []),
+    ):
+        with pytest.raises(Invalid, match=r"keeps its settings, and of (optimiser|held_out|objective|sampling)"):
+            gather(what, options, settings, resume=run)
+    for what, options, settings in (
+        (Path(), {"steps": 7}, []),
+        (Path("steps=7"), {}, []),
+        (plan, {}, ["steps=7"]),
+        (Path(), {}, ["steps=7", "optimiser.rate=1e-4"]),
+    ):
+        made = gather(what, options, settings, resume=run)
+        assert (made.steps, made.optimiser.rate, made.resume) == (7, 1e-4, run)
+    assert prepare(made) == run and open_run(TrainConfig(task=Path(), resume=run))[1].steps == 7
 
 
 def test_a_mesh_that_does_not_fit_leaves_no_run_behind(tmp_path: Path) -> None:
