@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 from rollout.weights import adapter
@@ -14,6 +16,7 @@ from rollout.weights.store import VersionStore, is_store
 from sandbox.errors import Conflict, NotFound
 
 READER = "export"
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}  # safetensors' names and torch's
 
 
 def store_of(run: Path) -> VersionStore:
@@ -52,8 +55,24 @@ def export(run: Path, directory: Path, version: int | None = None) -> int:
         mirror = put_together(store, aside, version)
         (aside / STATE).unlink()
         if adapter.config_of(aside) is None:
+            _declare(aside / "config.json", Counter(mirror.dtypes().values()).most_common(1)[0][0])
             aside.rename(directory)
         else:
             adapter.merge(aside, directory)
     assert mirror.version is not None, "it was pulled"
     return mirror.version
+
+
+def _declare(path: Path, dtype: str) -> None:
+    """Has a config say what its weights are: by it transformers and vLLM choose what they compute in, and the policy
+    that a run began with may have said otherwise."""
+    if dtype not in DTYPES or not path.exists():
+        return
+    content = json.loads(path.read_bytes())
+    tables = [
+        content,
+        *(content[name] for name in ("text_config", "llm_config") if isinstance(content.get(name), dict)),
+    ]
+    for table in tables:
+        table |= {key: DTYPES[dtype] for key in ("dtype", "torch_dtype") if key in table}
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from pagurus.cli import application
@@ -343,6 +345,7 @@ def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
     shape = policy.Shape(width=32, layers=1, heads=2, inner=48)
     model = policy.make(run / "policy", ["ls"], seed=0, shape=shape)
     files = {path.name: path.read_bytes() for path in (run / "policy").glob("*.json")}
+    files["config.json"] = json.dumps(json.loads(files["config.json"]) | {"dtype": "float32"}).encode()
     publisher = Publisher(VersionStore(run / "weights"))
     for version in (1, 2):
         publisher.publish(version, model.state_dict(), files)
@@ -354,6 +357,8 @@ def test_a_policy_of_a_run_is_exported(tmp_path: Path) -> None:
     assert torch.equal(result["model.norm.weight"], older["model.norm.weight"] + 1)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted([*files, "model.safetensors"])
     policy.load_tokenizer(tmp_path / "out")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype is torch.bfloat16
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["dtype"] == "bfloat16"
     with pytest.raises(Conflict, match="exists"):
         export(run, tmp_path / "out")
 
