@@ -36,6 +36,7 @@ from sandbox.container.unstoppable import StallDetector, Unstoppable, refusal, r
 from sandbox.criu import image_files, inotify, rpc
 from sandbox.criu.carried import other_names, settings, socket_files
 from sandbox.criu.carried.frozen import thaw
+from sandbox.criu.carried.limits import RaisedLimits
 from sandbox.criu.gate import gate, refusals, shared_memory
 from sandbox.criu.gate.hints import hint_for
 from sandbox.criu.gate.images import EXTERNAL_MOUNT, VIEW_MOUNT
@@ -232,11 +233,12 @@ async def dump(
     """
     began = time.monotonic()
     frozen = FrozenWindow(container, process, on_stopped, on_frozen, (steps or {}).get("post-dump"), tracker)
+    begin = (steps or {}).get("query-ext-files", frozen.begin)
     supervisor = asyncio.ensure_future(_attend(container, process.worker))
     try:
         await process.worker.call(
             process.request,
-            notify={"query-ext-files": frozen.begin, **(steps or {}), "post-dump": frozen},
+            notify={**(steps or {}), "query-ext-files": functools.partial(frozen.stopped, begin), "post-dump": frozen},
             timeout=TIMEOUT,
             log=process.images / LOG,
             kill_on_cancel=False,
@@ -331,6 +333,12 @@ class FrozenWindow:
         self.held = OpenFiles()
         self.settings = settings.KernelSettings()
         self.excluded: frozenset[int] = frozenset()
+        self._limits = RaisedLimits()
+
+    def stopped(self, begin: Callable[[int], None], pid: int) -> None:
+        """All tasks are stopped, and CRIU has done nothing to any yet."""
+        self._limits.lift(self._container.tasks())
+        begin(pid)
 
     def begin(self, _pid: int) -> None:
         """All tasks are stopped, and nothing was read yet."""
@@ -362,11 +370,14 @@ class FrozenWindow:
         with settings.looking_at(retained, self._container.tasks) as processes:
             refusals.check_frozen(processes, self._container.spec.id)
             self.settings = settings.read(processes)
+        self._limits.amend(self._images)
+        self._limits.put_back()
         if self._last is not None:
             self._last(pid)
 
     def settle(self) -> None:
         """Wait until nothing of it runs any more. Blocks."""
+        self._limits.put_back()
         if self._concurrent is not None:
             concurrent.futures.wait([self._concurrent])
 

@@ -217,6 +217,29 @@ serve(check)
 """),
     CHECK,
 )
+AT_LIMITS = (
+    python_program("""
+import contextlib, resource
+def limited(kind, limit):
+    child = os.fork()
+    if child == 0:
+        os.dup2(0, 90)
+        if kind == resource.RLIMIT_AS: limit = int(open('/proc/self/statm').read().split()[0]) * 4096 + 4096
+        resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
+        with contextlib.suppress(OSError):
+            while kind == resource.RLIMIT_NOFILE: os.dup(0)
+        while True: signal.pause()
+    return child, kind
+children = [limited(resource.RLIMIT_NOFILE, number) for number in (0, 1, 60, 100)] + [limited(resource.RLIMIT_AS, 0)]
+time.sleep(0.5)
+def limits(): return [resource.prlimit(pid, kind) for pid, kind in children]
+def descriptors(): return [sorted(map(int, os.listdir(f'/proc/{pid}/fd'))) for pid, _ in children]
+before = limits(), descriptors()
+def check(): return before == (limits(), descriptors()) and before[0][0][0] == 0 and len(before[1][3]) == 100
+serve(check)
+"""),
+    CHECK,
+)
 LOCKS = (
     python_program("""
 file = os.open('/t/locked', os.O_RDWR | os.O_CREAT); os.write(file, bytes(8192))
@@ -391,6 +414,6 @@ ALL = {
     "replaced fifo": REPLACED_FIFO, "reused name": REUSED_NAME, "renamed over": RENAMED_OVER,
     "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
-    "linked place": LINKED_PLACE, "stopped": STOPPED, "locks": LOCKS,
+    "linked place": LINKED_PLACE, "stopped": STOPPED, "at limits": AT_LIMITS, "locks": LOCKS,
     "sqlite": SQLITE, "half named": HALF_NAMED, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
 }  # fmt: skip

@@ -17,6 +17,19 @@ HINTS: tuple[tuple[str, str], ...] = (
     (r"bound to groups but not to portid", "a netlink socket listens to groups without an address: bind it"),
     (r"Control messages in queue", "a message with its sender or time waits in a Unix socket: read the message"),
     (r"Non-empty write queue on an in-flight|In-flight connection", "a connection waits to be accepted: accept it"),
+    (
+        r"Too many open files|daemon is trimmed|Command 66 for daemon",
+        "a process has as many open files as it may (ulimit -n): close some, or raise its limit",
+    ),
+    (
+        r"remote mmap\(\) failed|remote_mprotect failed|rmap memfd",
+        "a process has as many mappings as the host allows (vm.max_map_count): end it, or have it map less",
+    ),
+    (
+        r"Dump eventpoll",
+        "an epoll watches a descriptor that is closed there and open in another process: remove it from the epoll"
+        " (EPOLL_CTL_DEL) before it is closed",
+    ),
     (r"io_uring", "io_uring cannot be checkpointed: run the program without it"),
     (r"inotify|fanotify|fsnotify", "a watched file cannot be found again: close the watch before the checkpoint"),
     (

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox import procfs
 from sandbox.container.container import Container
 from sandbox.criu import dump
 from sandbox.criu.gate.hints import hint_for
@@ -235,3 +236,61 @@ async def test_a_segment_that_the_kernel_would_not_make_again_is_refused(bench: 
         await bench.save(sb)
     await shell(sb, call.format("c.shmctl(c.shmget(0x77, 0, 0), 0, None)"))
     await bench.save(sb)
+
+
+async def test_an_epoll_whose_file_only_another_process_has_is_named(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    program = python_program("""
+r, w = os.pipe(); ep = select.epoll(); ep.register(r, select.EPOLLIN)
+if os.fork() == 0:
+    while True: signal.pause()
+os.close(r)
+serve(lambda: True)
+""")
+    await shell(sb, program)
+    with pytest.raises(CheckpointFailed) as caught:
+        await bench.save(sb)
+    assert "EPOLL_CTL_DEL" in caught.value.hint
+    assert await shell(sb, CHECK) == "good\n"
+
+
+async def test_a_process_with_as_many_mappings_as_it_may_have_is_named(bench: Bench) -> None:
+    sb = await bench.maker.create()
+    if (limit := int(await shell(sb, "cat /proc/sys/vm/max_map_count"))) > 1 << 17:
+        pytest.skip("takes too long with so many mappings")
+    program = """
+libc = ctypes.CDLL(None); area = mmap.mmap(-1, LIMIT * 4096)
+start = ctypes.addressof(ctypes.c_char.from_buffer(area))
+for page in range(0, LIMIT, 2):
+    if libc.mprotect(ctypes.c_void_p(start + page * 4096), 4096, 1): break
+serve(lambda: True)
+"""
+    await shell(sb, python_program(program.replace("LIMIT", str(limit + 500))))
+    with pytest.raises(CheckpointFailed) as caught:
+        await bench.save(sb)
+    assert "vm.max_map_count" in caught.value.hint
+    assert await shell(sb, CHECK) == "good\n"
+
+
+async def test_a_process_with_as_many_open_files_as_it_may_have(bench: Bench) -> None:
+    """Its limit is raised for the dump, which without CAP_SYS_RESOURCE the host does not allow: then it is named."""
+    sb = await bench.maker.create()
+    program = python_program("""
+import resource
+def fill():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+    while True: os.dup(0)
+def check():
+    if 'thread' not in globals(): globals()['thread'] = threading.Thread(target=fill); thread.start(); thread.join()
+    return len(os.listdir('/proc/self/task')) == 1 and resource.getrlimit(resource.RLIMIT_NOFILE) == (50, 50)
+serve(check)
+""")
+    await shell(sb, f"{program}; {CHECK}")
+    try:
+        saved = await bench.save(sb)
+    except CheckpointFailed as error:
+        assert "ulimit -n" in error.hint
+        assert int(procfs.status(os.getpid(), "CapEff") or "", 16) >> 24 & 1 == 0  # CAP_SYS_RESOURCE
+        return
+    await bench.kill_and_restore(sb, saved, saved.dump)
+    assert await shell(sb, CHECK) == "good\n"
