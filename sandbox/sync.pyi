@@ -2,7 +2,7 @@
 
 import builtins
 import ssl
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -194,7 +194,13 @@ class Files:
     ) -> Generator[bytes]:
         """The same bytes in parts as they come, at most 256 KiB each. The host reads no faster than the caller."""
     def upload(
-        self, local: str | Path, path: str, *, progress: Callable[[int], Any] | None = None, service: str | None = None
+        self,
+        local: str | Path,
+        path: str,
+        *,
+        progress: Callable[[int], Any] | None = None,
+        service: str | None = None,
+        without: Collection[str] = ...,
     ) -> int:
         """Copy a local file, or the content of a local directory, into the directory `path`."""
     def watch(self, path: str = "/", *, recursive: bool = False, service: str | None = None) -> Generator[FileEvent]:

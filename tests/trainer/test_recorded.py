@@ -29,7 +29,7 @@ def record(directory: Path) -> None:
                 for _ in range(3):
                     made.put([chance.randrange(3, WORDS) for _ in range(4)])
                     said = [chance.randrange(3, WORDS) for _ in range(5)]
-                    made.append(len(made.tokens), said, [1] * 5, [-chance.uniform(1, 4) for _ in said], [step] * 5)
+                    made.append(len(made.tokens), said, [1] * 5, [-chance.uniform(1, 4) for _ in said], [step] * 5, [])
                 assert store.put(made, fence)
             store.buffer(lease.prompt, fence)
         store.take(step, [lease.prompt for lease in leases], fence, version=step, oldest=step - 1, members=SIZE)

@@ -172,6 +172,7 @@ FRESH = {
     "rollout.weights.export": "weights",
     "sandbox.container.layer": "links, devices and scripts of our own",
     "trainer.models.served": "the home of an engine",
+    "trainer.models.verify": "the first layers of a model",
     "sandbox.image.registry": "what skopeo writes",
     "sandbox.image.sources": "the archive of a Docker Engine",
     "sandbox.sdk.build": "an empty archive",
