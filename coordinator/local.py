@@ -46,6 +46,7 @@ FOLLOW_INTERVAL = 0.2  # seconds
 STANDBYS = ("trainer", "rollout")  # with --wait they load their code, which takes long, and wait for a line on stdin
 POLL_INTERVAL = 1.0  # seconds between two looks whether it is time to prepare one
 FINALIZED = 2.0  # seconds after a role was adopted: a supervisor that was killed may be killed again
+PLAN = "plan.json"  # rollout.plan.NAME, without what that imports
 SHOWN = ("trainer",)  # what they say is the run's; that of others goes to a log of their own
 
 
@@ -200,6 +201,7 @@ class _Supervisor:
         role.since = time.monotonic()
         if left is not None and descriptor is not None:
             role.process, role.pid, role.descriptor, role.was_standby = None, left.pid, descriptor, False
+            self._adopted(role, left)
         else:
             log = self._log(role)
             taken = self._taken(role)
@@ -210,6 +212,22 @@ class _Supervisor:
         self.passed.to.add(role.pid)
         if self.passed.requested:  # before it was in there
             signal.pidfd_send_signal(role.descriptor, signal.SIGTERM)
+
+    def _adopted(self, role: _Role, left: RoleRecord) -> None:
+        """It lives. A trainer that read another plan than the run has now is ended: the next one reads that."""
+        if role.name not in SHOWN:
+            return
+        if self._planned() > left.at:
+            signal.pidfd_send_signal(role.descriptor, signal.SIGKILL)
+            return
+        lines = f"pagurus rollouts why {self.run}"
+        print(f"the {role.name} (pid {role.pid}) lives and prints where it was started; see `{lines}`", file=sys.stderr)
+
+    def _planned(self) -> float:
+        """When the run's plan was written last."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.run / PLAN).stat().st_mtime
+        return 0.0
 
     def _log(self, role: _Role) -> str:
         return "" if role.name in SHOWN else str(self.at / f"{role.name}.log")

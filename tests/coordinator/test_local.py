@@ -187,6 +187,21 @@ def test_the_roles_outlive_their_supervisor_and_the_next_one_adopts_them(run: Pa
     assert not any(living(run).values())
 
 
+def test_a_trainer_of_another_plan_is_not_adopted(run: Path) -> None:
+    """It would end after the steps that it began with."""
+    (run / "plan.json").write_text("{}")
+    with watch(run) as first:
+        until(lambda: starts(run) == 1 and written_down(run) == {"supervisor", "rollout", "trainer"})
+        first.destroy()
+    (run / "plan.json").write_text('{"steps": 8}')
+    with watch(run) as second:
+        until(lambda: starts(run) == 2)
+        begun = {"supervisor": 2, "rollout": 1, "trainer": 2}
+        until(lambda: {s.name: s.generation for s in local.states(run)} == begun)
+        (run / "end").write_text("0")
+        assert second.wait(120) == 0
+
+
 def test_a_supervisor_in_the_background_ends_its_roles(run: Path) -> None:
     """They have SIGINT ignored as well, so that it could not end them."""
     with watch(run, in_background) as supervisor:
