@@ -125,7 +125,6 @@ class TrainerRun:
         self.saves = resume.Saves(self.directory / "resume")
         self.totals = report.Totals()
         self.wall_before = 0.0
-        self.last_turns = 0
         self.client, self.address = client, address
         self.phases = None if self.config.share is None else PhaseClient(self.config.share, self.directory)
         self.steps: Steps
@@ -435,8 +434,6 @@ class TrainerRun:
         await self._measure()
         age = staleness(trajectories, self.version - 1)
         rewards = [trajectory.reward for trajectory in trajectories if math.isfinite(trajectory.reward)]
-        turns = self.totals.turns - self.last_turns
-        self.last_turns = self.totals.turns
         await asyncio.to_thread(
             self.recorder.step,
             self.step,
@@ -454,7 +451,7 @@ class TrainerRun:
                 "wall": parts,
                 "paused_s": paused,
                 "weights": self._metrics_of_weights(),
-                "turns_per_s": turns / took,
+                "turns_per_s": report.turns(trajectories) / took,
                 "verdicts": self.totals.verdicts,
                 "checkpoints": self.totals.checkpoints,
                 "stored_bytes": self.totals.stored_bytes,

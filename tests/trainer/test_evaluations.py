@@ -49,11 +49,11 @@ async def test_held_out_episodes_that_fail_say_why(tmp_path: Path) -> None:
         with pytest.raises(EngineFailed, match=r"could be completed; 2 failed, such as step/raised: KeyError: 'oops'"):
             await made.record("before", lost, step=0, version=0)
         await made.record("before", [Trajectory(seed=2, reward=1.0), *lost], step=0, version=0)
-        assert said[-1].startswith("before: 100.0% of 1 episodes; 2 failed, such as step/raised")
+        assert said[-1].startswith("before: 1.000, mean of 1 episodes; 2 failed, such as step/raised")
         cut = TrajectoryFailure(phase=EpisodePhase.STEP, cause=Cause.CUT)
         short = [Trajectory(seed=n, status="truncated", failure=cut) for n in range(2)]
         await made.record("before", [Trajectory(seed=2), *short], step=0, version=0)
-    assert said[-1] == "before: 0.0% of 3 episodes; 67% ended at sampling.max_tokens or max_length"
+    assert said[-1] == "before: 0.000, mean of 3 episodes; 67% ended at sampling.max_tokens or max_length"
     assert read_lines(tmp_path / "metrics.jsonl")[-1]["held_out_cut_share"] == pytest.approx(2 / 3)
 
 

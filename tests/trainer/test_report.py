@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rollout import TurnRecord
-from trainer.reports.report import Totals, summary, table
+from rollout import Trajectory, TurnRecord
+from trainer.reports.report import Totals, summary, table, turns
 
 
 def shown(totals: Totals) -> str:
@@ -29,3 +29,16 @@ def test_checkpoints_are_told_with_their_mean() -> None:
     turn.checkpoint_started, turn.checkpoint_captured = 1.0, 1.5
     totals._add_turn(turn)
     assert "1 (1 files); mean 500.0 ms, frozen 4.0 ms" in shown(totals)
+
+
+def test_a_mean_reward_is_no_share() -> None:
+    """Rewards may be of any size."""
+    assert "2.500 before training, -1.000 after 1 steps" in shown(Totals(reward_before=2.5, reward_after=-1.0))
+
+
+def test_turns_without_a_command_are_turns() -> None:
+    """Of environments without a sandbox there are no others."""
+    played = [Trajectory(turns=[TurnRecord(index=n, action="", observation="") for n in range(3)])]
+    totals = Totals()
+    totals.add(played)
+    assert turns(played) == 3 and totals.turns == 0 and "turns with commands" in shown(totals)

@@ -102,7 +102,7 @@ class Evaluations:
         if step == self._config.steps:
             self._totals.reward_after = metrics[FIGURE]
         await self._consider(metrics, step, version, model)
-        self._say(f"{name}: {metrics[FIGURE]:.1%} of {metrics['held_out_episodes']} episodes{why}")
+        self._say(f"{name}: {metrics[FIGURE]:.3f}, mean of {metrics['held_out_episodes']} episodes{why}")
 
     async def _consider(self, metrics: Mapping[str, object], step: int, version: int, model: Path | None) -> None:
         considered = partial(self._best.consider, metrics, step=step, version=version, model=model)

@@ -43,6 +43,11 @@ def by_scorer(name: str, trajectories: Iterable[Trajectory]) -> dict[str, dict[s
     return {name: {part: sum(values) / len(values) for part, values in sorted(said.items())}} if said else {}
 
 
+def turns(trajectories: Iterable[Trajectory]) -> int:
+    """All of them, also those that ran no command, of which `Totals` knows none."""
+    return sum(len(item.turns) for item in trajectories)
+
+
 def cut_share(trajectories: Sequence[Trajectory]) -> float:
     """Of those that ended at a limit of tokens: of an answer (`sampling.max_tokens`), or of all (`max_length`)."""
     ended = (item.failure.cause for item in trajectories if item.failure is not None)
@@ -197,14 +202,15 @@ def table(content: dict[str, Any], directory: Path) -> Table:
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(content["checkpoints_by_kind"].items()))
     means = f"mean {content['checkpoint_ms_mean']} ms, frozen {content['frozen_ms_mean']} ms"
     rows = {
-        "held-out reward": f"{_share(content['reward_before'])} before GRPO, "
-        f"{_share(content['reward_after'])} after {content['steps']} steps",
+        "held-out reward": f"{_mean(content['reward_before'])} before training, "
+        f"{_mean(content['reward_after'])} after {content['steps']} steps",
         "evaluated on": "; ".join(content["evaluated_on"]),
         "wall time": f"{content['wall_s']:.0f} s, engine {content['engine']}",
         "sandboxes": f"{content['concurrency']} at once",
         "machine": content["machine"],
         "of which": ", ".join(f"{seconds:.0f} s {part}" for part, seconds in content["wall_split_s"].items()),
-        "turns": f"{content['turns']}: " + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
+        "turns with commands": f"{content['turns']}: "
+        + ", ".join(f"{count} {kind}" for kind, count in verdicts.items()),
         "checkpoints": f"{content['checkpoints']} ({kinds}); {means}" if kinds else "none was taken",
         "bytes stored": f"{stored / 1e6:.1f} MB; a full dump every turn: {full / 1e6:.1f} MB"
         + (f" ({1 - stored / full:.1%} saved)" if full else ""),
@@ -215,6 +221,11 @@ def table(content: dict[str, Any], directory: Path) -> Table:
     for name, value in rows.items():
         shown.add_row(name, value)
     return shown
+
+
+def _mean(value: float | None) -> str:
+    """Of rewards, which need not lie between 0 and 1."""
+    return "not measured" if value is None else f"{value:.3f}"
 
 
 def _share(value: float | None) -> str:
