@@ -18,6 +18,7 @@ from sandbox.errors import Invalid
 
 if TYPE_CHECKING:
     from rollout.engine.chat import ChatEngine
+    from rollout.environments.base import Environment
     from rollout.episode.manager import EpisodeManager
     from rollout.evaluate import Evaluation
     from rollout.messages import Trajectory, TurnRecord
@@ -32,6 +33,9 @@ Model = Annotated[
         help="Address of its server; a directory: a run, RUN@VERSION, or Hugging Face's; oracle; null.",
         metavar="URL|FOLDER|oracle|null",
     ),
+]
+Rows = Annotated[
+    Path | None, typer.Option("--rows", help="Data of `Environment.row`: seed n plays row n.", metavar="FILE")
 ]
 Engine = Annotated[str, typer.Option(help="What serves a directory: embedded or vllm.")]
 Length = Annotated[int, typer.Option(min=16, help="Tokens of the longest episode, with a directory.")]
@@ -53,6 +57,7 @@ def play(
     environment: Env,
     model: Model,
     name: ModelName = None,
+    rows: Rows = None,
     seed: Annotated[int, typer.Option(help="Which episode.")] = 0,
     key_file: KeyFile = None,
     system: System = None,
@@ -65,7 +70,6 @@ def play(
     """Play one episode of an environment, turn by turn. Exits with 1 if it could not be played."""
 
     from rollout.engine.client import Sampling
-    from rollout.environments.directory import load
     from rollout.episode.spec import EpisodeSpec
     from rollout.evaluate import oracle_of
     from rollout.evaluate import play as play_one
@@ -80,7 +84,7 @@ def play(
         output.say(f"\n> {record.action}   [{record.verdict}]\n{record.observation}")
 
     async def work() -> Trajectory:
-        made = load(environment).environment
+        made = _environment(environment, rows)
         async with _episodes(made, [seed], model, name, key_file, system, engine, length) as episodes:
             if model == "oracle":
                 episodes.engine = oracle_of(made)(seed)
@@ -103,8 +107,10 @@ def evaluate(
     environment: Env,
     model: Model,
     name: ModelName = None,
+    rows: Rows = None,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Seeds that are played; all tasks of a directory, else 20, when left out.")
+        int | None,
+        typer.Option(min=1, help="Seeds that are played; else all rows, or tasks of a directory, or 20."),
     ] = None,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Times that each is played; the k of pass@k.")] = 1,
@@ -121,7 +127,6 @@ def evaluate(
     """Score a model at an environment: pass@1, pass@k. They have 95 % intervals. Exits with 1 without a score."""
 
     from rollout.engine.client import Sampling
-    from rollout.environments.directory import load
     from rollout.evaluate import evaluate as score
     from rollout.evaluate import oracle_of
 
@@ -132,7 +137,7 @@ def evaluate(
             )
 
     async def work() -> Evaluation:
-        made = load(environment).environment
+        made = _environment(environment, rows)
         count = episodes or made.distinct() or 20
         seeds = range(first_seed, first_seed + count)
         async with _episodes(made, seeds, model, name, key_file, system, engine, length) as manager:
@@ -155,6 +160,15 @@ def evaluate(
     else:
         _report(result)
     raise typer.Exit(0 if result.seeds else 1)
+
+
+def _environment(place: Path, rows: Path | None) -> type[Environment]:
+    from rollout.environments.directory import load
+    from rollout.environments.mixture import with_rows
+    from rollout.environments.rows import read_rows
+
+    kind = load(place).environment
+    return kind if rows is None else with_rows(kind, read_rows(rows, minimum=1))
 
 
 def _report(result: Evaluation) -> None:

@@ -235,6 +235,17 @@ def _keys(rows: Sequence[dict[str, Any]], source: str) -> list[str]:
     return result
 
 
+def with_rows(kind: type[Environment], rows: Sequence[dict[str, Any]]) -> type[Environment]:
+    """The environment whose episode `seed` has row number `seed`."""
+
+    def of(self: Environment, seed: int) -> tuple[Environment, int]:
+        self.row = rows[seed % len(rows)]
+        return kind.of(self, seed)
+
+    content = {"of": of, "distinct": classmethod(lambda _: len(rows)), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), content)
+
+
 def load_curriculum(path: Path) -> Curriculum:
     """The function `weights` of a Python file."""
     if not path.is_file():

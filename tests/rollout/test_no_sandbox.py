@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from rollout.episode.spec import EpisodeSpec
 from rollout.messages import Trajectory
 from rollout.rewards import reward
 from rollout.rewards.service import RewardService
+from sandbox.paths import CHECKOUT
+from sandbox.testing import host
 from tests.support.rollout_fakes import END, Letters, ScriptedEngine
 
 SAMPLING = Sampling(max_tokens=64, stop_token_ids=[END])
@@ -97,3 +103,33 @@ async def test_what_looks_for_a_sandbox_is_to_blame_for_it(
     failure = (await play(kind, tmp_path)).failure
     assert failure is not None and (failure.phase, failure.cause) == (phase, Cause.RAISED)
     assert blame(failure) is Blame.ENVIRONMENT and "has no sandbox" in failure.message
+
+
+ROWED = """
+from rollout import Environment, Observation
+
+class Rowed(Environment):
+    image = ""
+
+    async def reset(self, sandbox, seed):
+        self.worth = self.row["worth"]
+        return Observation(text=self.row["text"])
+
+    async def step(self, sandbox, action):
+        return Observation(text="", reward=self.worth, done=True)
+"""
+
+
+async def test_rows_are_evaluated_from_the_command_line(tmp_path: Path) -> None:
+    """Each once, without a run."""
+    (tmp_path / "rowed.py").write_text(ROWED)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": "a", "worth": n / 4}) + "\n" for n in range(3)))
+    argv = ["-m", "pagurus", "eval", "rowed.py", "--model", "null", "--rows", "rows.jsonl", "--json"]
+    async with host.FakeHost() as fake:
+        environment = {**os.environ, "PAGURUS_HOST": fake.address, "PYTHONPATH": str(CHECKOUT)}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *argv, cwd=tmp_path, env=environment, stdout=asyncio.subprocess.PIPE
+        )
+        said, _ = await process.communicate()
+    result = json.loads(said)
+    assert (result["seeds"], result["reward"]) == (3, 0.25)
