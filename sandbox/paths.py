@@ -72,6 +72,11 @@ def written() -> Path:
     return prefix() / "lib" / "written.so"
 
 
+def terminals() -> Path:
+    """Library that has a restoring CRIU write unread bytes of terminals as they are (native/terminals.c)."""
+    return prefix() / "lib" / "terminals.so"
+
+
 def rooted() -> Path:
     """Library that has a restoring CRIU bind sockets in the roots of services (native/rooted.c)."""
     return prefix() / "lib" / "rooted.so"

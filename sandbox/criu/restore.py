@@ -139,7 +139,7 @@ async def _spawn(
         for _ in range(sinks):
             fds.append(await container.outside.sink())
         composed = container.spec.composition is not None
-        preload, onward = paths.rooted() if composed else None, container.groups.onward()
+        preload, onward = paths.rooted() if composed else paths.terminals(), container.groups.onward()
         groups = container.groups.places() if composed or onward else {}
         root = rpc.Root(cache, images, container.root, _mounted(container), [notes], preload, groups, onward)
         if not waits:

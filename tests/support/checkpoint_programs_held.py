@@ -240,6 +240,34 @@ serve(check)
 """),
     CHECK,
 )
+UNREAD_TERMINALS = (
+    python_program("""
+def pair():
+    ends = os.openpty()
+    for end in ends: os.set_blocking(end, False)
+    return ends
+def fill(master, slave): os.write(slave, b'one\\ntwo\\n'); os.write(master, b'typed\\nmore\\x7fe\\n')
+def read_from(end):
+    result = []
+    with contextlib.suppress(BlockingIOError):
+        while True: result.append(os.read(end, 100))
+    return result
+import contextlib
+plain, packets = pair(), pair()
+fill(*plain); expected = [read_from(end) for end in plain]; read_from(plain[0])
+fcntl.ioctl(packets[0], 0x5420, struct.pack('i', 1))
+for ends in (plain, packets): fill(*ends)
+def check():
+    for ends, prefix in ((plain, b''), (packets, b'\\0')):
+        got = [read_from(end) for end in ends]
+        if b''.join(one.removeprefix(prefix) for one in got[0]) != b''.join(expected[0]) or got[1] != expected[1]:
+            raise ValueError(got)
+        fill(*ends)
+    return True
+serve(check)
+"""),
+    CHECK,
+)
 LOCKS = (
     python_program("""
 file = os.open('/t/locked', os.O_RDWR | os.O_CREAT); os.write(file, bytes(8192))
@@ -414,6 +442,7 @@ ALL = {
     "replaced fifo": REPLACED_FIFO, "reused name": REUSED_NAME, "renamed over": RENAMED_OVER,
     "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
-    "linked place": LINKED_PLACE, "stopped": STOPPED, "at limits": AT_LIMITS, "locks": LOCKS,
+    "linked place": LINKED_PLACE, "stopped": STOPPED, "at limits": AT_LIMITS,
+    "unread terminals": UNREAD_TERMINALS, "locks": LOCKS,
     "sqlite": SQLITE, "half named": HALF_NAMED, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
 }  # fmt: skip
