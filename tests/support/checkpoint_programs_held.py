@@ -268,6 +268,20 @@ serve(check)
 """),
     CHECK,
 )
+LEFT_TERMINALS = (
+    python_program("""
+def left():
+    master, slave = os.openpty(); os.close(slave); os.set_blocking(master, False)
+    return master
+masters = left(), left(), os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)  # the last was never opened
+def read_from(master):
+    try: return os.read(master, 100)
+    except OSError as error: return error.errno
+def check(): return [read_from(one) for one in masters] == [errno.EIO, errno.EIO, errno.EAGAIN]
+serve(check)
+"""),
+    CHECK,
+)
 LOCKS = (
     python_program("""
 file = os.open('/t/locked', os.O_RDWR | os.O_CREAT); os.write(file, bytes(8192))
@@ -442,7 +456,7 @@ ALL = {
     "replaced fifo": REPLACED_FIFO, "reused name": REUSED_NAME, "renamed over": RENAMED_OVER,
     "deleted directory": DELETED_DIRECTORY,
     "deleted directories": DELETED_DIRECTORIES, "working directory gone": WORKING_DIRECTORY_GONE,
-    "linked place": LINKED_PLACE, "stopped": STOPPED, "at limits": AT_LIMITS,
+    "linked place": LINKED_PLACE, "stopped": STOPPED, "at limits": AT_LIMITS, "left terminals": LEFT_TERMINALS,
     "unread terminals": UNREAD_TERMINALS, "locks": LOCKS,
     "sqlite": SQLITE, "half named": HALF_NAMED, "strange names": STRANGE_NAMES, "unix listeners": UNIX_LISTENERS,
 }  # fmt: skip

@@ -14,6 +14,7 @@ import ctypes
 import functools
 import ipaddress
 import os
+import select
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ _IDLE, _BEST_EFFORT = 3, 2  # classes of input and output that anybody may choos
 _DEFAULT_HEADROOM = 50_000  # ns
 _KEEP_POLICY, _KEEP_PARAMS = 0x08, 0x10
 _TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
+_TIOCGPTN, _TIOCGPTPEER, _TIOCGPTLCK, _TIOCSPTLCK = 0x80045430, 0x5441, 0x80045439, 0x40045431  # of a master
 
 _FRESH = {stat.S_IFIFO: 0o600, stat.S_IFSOCK: 0o777}  # the rights of what was just made
 
@@ -68,6 +70,7 @@ class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     number: int
     options: dict[str, bytes] = {}
     exclusive: bool = False  # a terminal that no other may open
+    hung_up: bool = False  # the master of a terminal that no process has open any more: it reads EIO
     groups: list[tuple[int, str]] = []  # multicast groups that it joined, with the number of the interface
     unread: list[Datagram] = []
     owner: tuple[int, int] | None = None  # user and group in the sandbox, of a pipe or socket
@@ -167,12 +170,15 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
         for number, link in one.links:
             if link in observed or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
                 continue
-            observed.add(link)
+            if not link.endswith("/ptmx"):  # which all masters have
+                observed.add(link)
             with contextlib.suppress(OSError):
                 settings = DescriptorSettings(process=one.inner, number=number)
                 plain = msgspec.structs.replace(settings)
                 if link.startswith("/dev/"):
-                    settings.exclusive = _is_exclusive(one, number)
+                    with closing(one.descriptor(number)) as descriptor:
+                        settings.exclusive = _exclusive(descriptor)
+                        settings.hung_up = _is_master(descriptor) and _hung_up(descriptor)
                 else:
                     _poll_at_owner(one, number, settings)
                 if link.startswith("socket:["):
@@ -180,11 +186,6 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
                 if settings != plain:
                     result.descriptors.append(settings)
     return result
-
-
-def _is_exclusive(one: FrozenProcess, number: int) -> bool:
-    with closing(one.descriptor(number)) as descriptor:
-        return _exclusive(descriptor)
 
 
 def _poll_at_owner(one: FrozenProcess, number: int, settings: DescriptorSettings) -> None:
@@ -253,6 +254,28 @@ def _schedule(pid: int) -> Any:
 def _exclusive(descriptor: int) -> bool:
     value = ctypes.c_int()
     return _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCGEXCL), ctypes.byref(value)) == 0 and value.value != 0
+
+
+def _is_master(descriptor: int) -> bool:
+    number = ctypes.c_int()
+    return int(_libc.ioctl(descriptor, ctypes.c_ulong(_TIOCGPTN), ctypes.byref(number))) == 0
+
+
+def _hung_up(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))
+
+
+def _hang_up(master: int) -> None:
+    """Open the other side of a restored master and close it, which has the kernel note that it is closed."""
+    locked, unlocked = ctypes.c_int(), ctypes.c_int(0)
+    _libc.ioctl(master, ctypes.c_ulong(_TIOCGPTLCK), ctypes.byref(locked))
+    _libc.ioctl(master, ctypes.c_ulong(_TIOCSPTLCK), ctypes.byref(unlocked))
+    peer = int(_libc.ioctl(master, ctypes.c_ulong(_TIOCGPTPEER), os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    if peer >= 0:
+        os.close(peer)
+    _libc.ioctl(master, ctypes.c_ulong(_TIOCSPTLCK), ctypes.byref(locked))
 
 
 def _called(*arguments: Any) -> int:
@@ -385,6 +408,8 @@ def _set_task(pid: int, task: TaskSettings) -> None:
 def _set(one: DescriptorSettings, descriptor: int, packets: list[datagrams.Packet]) -> list[str]:
     if one.exclusive and os.isatty(descriptor):
         _libc.ioctl(descriptor, ctypes.c_ulong(_TIOCEXCL), 0)
+    if one.hung_up and _is_master(descriptor) and not _hung_up(descriptor):
+        _hang_up(descriptor)
     if not one.options and not one.groups and not one.unread and not one.name:
         return []
     try:
