@@ -31,7 +31,7 @@ Not compared, with the reason:
 - the kernel's own bookkeeping about a task (PF_FORKNOEXEC, PF_SUPERPRIV: did it ever exec, ever use a capability)
   and O_LARGEFILE, which means nothing on 64 bits: CRIU does not bring them back, no program sees them;
 - O_TMPFILE and O_DIRECTORY among the flags of a descriptor: a file that never had a name is restored as one that has
-  lost it, and CRIU opens a directory without saying that it must be one;
+  lost it, which linkat() cannot name, and CRIU opens a directory without saying that it must be one;
 - the former name of a file without a name, where that name is another file's by now: `.cr_link` is added to it;
 - who made a System V object (`cuid`, `cgid`), which cannot be set; whose it is (`uid`, `gid`) is compared;
 - with which flags System V shared memory was attached: the protection of the mapping is compared;
