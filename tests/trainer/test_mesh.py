@@ -172,8 +172,11 @@ def same(served: dict[str, torch.Tensor], weights: dict[str, torch.Tensor]) -> b
     )
 
 
-def test_ranks_say_why_they_cannot_cut_a_model(tmp_path: Path) -> None:
+def test_ranks_say_why_they_cannot_cut_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with Fleet(plan(tmp_path, "odd", mesh=MeshSettings(tensor=2)), ranks=2) as fleet:
         assert configuration(tmp_path / "base")["num_key_value_heads"] == 1
         with pytest.raises(TrainerFailed, match=r"num_key_value_heads is 1, mesh.tensor 2"):
             fleet.wait(1)
+    assert not list(temporary.glob("torchelastic*"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -291,15 +292,16 @@ def test_several_ranks_end_with_the_weights_of_one(loss: str, model: Path, tmp_p
     path = lines(tmp_path / "rows.jsonl", rows)
     weights, curves = [], []
     shared = {"sft": ["mesh.tensor=2"], "dpo": []}[loss]
+    (temporary := tmp_path / "temporary").mkdir()
     for ranks in (1, 2):
         out = tmp_path / f"{ranks}"
         settings = ["batch=5", "epochs=2", "optimiser.rate=1e-2", "optimiser.budget=64", f"ranks={ranks}"]
         arguments = [loss, str(path), "--model", str(model), "--out", str(out), *settings, "held_share=0.2"]
         arguments += shared if ranks > 1 else []
-        done = subprocess.run(
-            [sys.executable, "-m", "pagurus", *arguments], capture_output=True, text=True, timeout=500
-        )
+        command, environment = [sys.executable, "-m", "pagurus", *arguments], {**os.environ, "TMPDIR": str(temporary)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]
+        assert not list(temporary.glob("torchelastic*"))
         (run,) = out.iterdir()
         weights.append(dict(load(run / "model").state_dict()))
         curves.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])

@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -61,6 +62,13 @@ def link_of(address: str) -> str:
     raise Invalid(f"no interface has the address {address}", hint="name this host's address")
 
 
+def own_files(directory: Path) -> list[str]:
+    """Options that have torchrun put its files into a run; else it leaves a directory in that of temporary files."""
+    place = directory / "torchrun"
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier start
+    return ["--log-dir", str(place)]
+
+
 class Torchrun:
     """``torchrun.start()``, ``torchrun.poll()``, ``torchrun.stop()``. Ranks end when this process has ended."""
 
@@ -82,7 +90,7 @@ class Torchrun:
         plan = msgspec.structs.replace(self.plan, owner=owner)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(plan), indent=1))
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.plan.threads), "TOKENIZERS_PARALLELISM": "false"}
-        options = ["--standalone"] if place is None else place.options()
+        options = [*(["--standalone"] if place is None else place.options()), *own_files(self.directory)]
         with (self.directory / "ranks.log").open("ab") as log:
             self._began = log.tell()
             self._process = subprocess.Popen(

@@ -30,6 +30,7 @@ from rollout.episode.renderer import ChatRenderer, has_template
 from sandbox import durable
 from sandbox.errors import Invalid
 from trainer.batches.sample import Sample
+from trainer.distributed import torchrun
 from trainer.distributed.blocks import load_scorer
 from trainer.distributed.ranks import ALONE, Ranks, join, leave
 from trainer.distributed.shard import complete
@@ -210,6 +211,7 @@ def run(directory: Path, ranks: int) -> Path:
         return resume(directory).run()
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"),
+        *torchrun.own_files(directory),
         *("--nproc-per-node", str(ranks), "-m", "trainer.supervised.run", str(directory)),
     ]
     code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
