@@ -27,24 +27,26 @@ class Place:
 def place(row: SandboxRow, service: str | None) -> Place:
     """The place of a call that names this service; None: the main one, or the sandbox. Raises Invalid, NotFound."""
     composition = row.composition
+    env = {"HOSTNAME": row.hostname, **row.env}
     if composition is None:
         if service is None:
-            return Place(env=row.env, workdir=row.workdir, user=row.user)
+            return Place(env=env, workdir=row.workdir, user=row.user)
         raise Invalid("it has no services", hint="leave `service` out", sandbox=row.id)
     name = service or composition.main
     if not name:
-        return Place(env=row.env, workdir=row.workdir, user=row.user)
+        return Place(env=env, workdir=row.workdir, user=row.user)
     said, main = composition.services.get(name), composition.services.get(composition.main)
     if said is None:
         raise NotFound(f"no service {name}", hint=f"there are: {', '.join(composition.services)}", sandbox=row.id)
+    named = {"HOSTNAME": said.hostname or row.hostname}
     if name == composition.main:
-        return Place(services.root(name), row.env, row.workdir, row.user, name)
+        return Place(services.root(name), {**named, **row.env}, row.workdir, row.user, name)
     host: dict[str, str] = {}  # gateway, credentials; a container that a program has added gets none of it
     if main is not None and not said.container:
         host = {key: value for key, value in row.env.items() if key not in main.env}
     return Place(
         services.root(name),
-        {**host, **said.env},
+        {**named, **host, **said.env},
         said.workdir or "/",
         "" if said.user is None else str(said.user),
         name,

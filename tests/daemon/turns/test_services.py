@@ -122,7 +122,9 @@ def test_a_circle_is_refused() -> None:
 async def test_services_find_each_other_and_no_others(host: Client) -> None:
     composition = Composition(
         services={
-            "web": server("web", networks={"front": ["www"]}, ports=[PublishedPort(target=80, published=8080)]),
+            "web": server(
+                "web", hostname="page", networks={"front": ["www"]}, ports=[PublishedPort(target=80, published=8080)]
+            ),
             "db": server("db", networks={"front": [], "back": []}, extra_hosts={"elsewhere": "10.9.8.7"}),
             "far": server("far", networks={"back": []}),
         },
@@ -132,13 +134,14 @@ async def test_services_find_each_other_and_no_others(host: Client) -> None:
     async with composed(host, composition) as sb:
         await sb.up()
         assert await sb.says(GET % "db") == "db 127.1.0.2"  # from its own address
-        for own in ("localhost", "127.0.0.1", "[::1]", "web", "www", "$(hostname)"):
+        for own in ("localhost", "127.0.0.1", "[::1]", "web", "www", "page", "$(hostname)", "$HOSTNAME"):
             assert await sb.says(GET % own, "web") == "web 127.1.0.2"
         assert await sb.says(GET % "far", "db") == "far 127.1.0.3"
         assert "Operation not permitted" in await sb.says(GET % "127.1.0.4", "web")
         assert "Operation not permitted" in await sb.says(GET % "10.9.8.7", "far")  # no network but an internal one
         assert "elsewhere" in await sb.says("cat /etc/hosts", "db")
         assert "far" not in await sb.says("cat /etc/hosts", "web")
+        assert await sb.says("echo $HOSTNAME", "web") == "page"
         assert await sb.says("df / | tail -1 | grep -o '/$'; ls /services 2>&1") == (
             "/\nls: cannot access '/services': No such file or directory"
         )
