@@ -11,19 +11,29 @@ import importlib.util
 import re
 import sys
 import traceback
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from sandbox.errors import Invalid, PagurusError
 
 _places: dict[str, str] = {}  # name of a module or package that was loaded -> its file or directory
 
 
+class _CurrentSource(SourceFileLoader):
+    """Without compiled code, which stands for a corrected file of the same size and second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def load(name: str, code: Path, *, package: bool = False) -> ModuleType:
     """A Python file, executed under this name."""
     directories = [str(code.parent)] if package else None
-    spec = importlib.util.spec_from_file_location(name, code, submodule_search_locations=directories)
-    if spec is None or spec.loader is None:
+    loader = _CurrentSource(name, str(code))
+    spec = importlib.util.spec_from_file_location(name, code, loader=loader, submodule_search_locations=directories)
+    if code.suffix != ".py" or spec is None or spec.loader is None:
         raise Invalid(f"{code} is no Python file", hint="name a .py file or a directory with __init__.py")
     made = importlib.util.module_from_spec(spec)
     sys.modules[name] = made
