@@ -246,7 +246,10 @@ def pair():
     ends = os.openpty()
     for end in ends: os.set_blocking(end, False)
     return ends
-def fill(master, slave): os.write(slave, b'one\\ntwo\\n'); os.write(master, b'typed\\nmore\\x7fe\\n')
+def unread(end): return struct.unpack('i', fcntl.ioctl(end, 0x541B, b'....'))[0]
+def fill(master, slave):
+    os.write(slave, b'one\\ntwo\\n'); os.write(master, b'typed\\nmore\\x7fe\\n')
+    while unread(slave) < 11 or unread(master) < 27: time.sleep(0.001)  # the kernel takes its time
 def read_from(end):
     result = []
     with contextlib.suppress(BlockingIOError):

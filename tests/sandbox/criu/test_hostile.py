@@ -207,7 +207,8 @@ def poll_around(pid: int, more: set[str], may_trace: bool) -> None:
     programs = {
         point
         for point in mounts
-        if point.endswith(("/x86_64-linux-gnu", "/sbin/criu", "/criu-plugins", "/written.so")) or point[:4] == "/usr"
+        if point.endswith(("/x86_64-linux-gnu", "/sbin/criu", "/criu-plugins", "/written.so", "/terminals.so"))
+        or point[:4] == "/usr"
     }
     binds = {"/sandbox"} | {point for point in mounts if point.startswith("/mounts/")} if more else set()
     assert ("/mounts/0" in binds) == bool(more)
