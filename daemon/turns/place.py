@@ -40,13 +40,13 @@ def place(row: SandboxRow, service: str | None) -> Place:
         raise NotFound(f"no service {name}", hint=f"there are: {', '.join(composition.services)}", sandbox=row.id)
     named = {"HOSTNAME": said.hostname or row.hostname}
     if name == composition.main:
-        return Place(services.root(name), {**named, **row.env}, row.workdir, row.user, name)
+        return Place(services.root(name), named | row.env, row.workdir, row.user, name)
     host: dict[str, str] = {}  # gateway, credentials; a container that a program has added gets none of it
     if main is not None and not said.container:
         host = {key: value for key, value in row.env.items() if key not in main.env}
     return Place(
         services.root(name),
-        {**named, **host, **said.env},
+        named | host | said.env,
         said.workdir or "/",
         "" if said.user is None else str(said.user),
         name,

@@ -337,7 +337,7 @@ class FrozenWindow:
 
     def stopped(self, begin: Callable[[int], None], pid: int) -> None:
         """All tasks are stopped, and CRIU has done nothing to any yet."""
-        self._limits.lift(self._container.tasks())
+        self._limits.lift(self._container.tasks)
         begin(pid)
 
     def begin(self, _pid: int) -> None:

@@ -48,10 +48,10 @@ NO_DIRECTORY = " (no directory)"
 _UNBINDABLE = (
     (
         BOUND_AS,
-        "was moved, and its former name is another file's or outside the tree",
+        "was moved, and its former name is another file's or outside the tree, or too many were",
         "move it back, or bind the socket where it is wanted",
     ),
-    (OTHER_NAMES, "has several names, and not all of them can be restored", "remove the others"),
+    (OTHER_NAMES, "has several names, and not all of them can be restored (64 at most)", "remove the others"),
     (
         NO_DIRECTORY,
         "is gone with its directory, which would be restored",
@@ -181,6 +181,8 @@ def _remark(root: int, name: str, file: int) -> str:
 
 def _noted(root: int, tree: Path, name: str, file: int, moved: socket_files.Files) -> bool:
     """Whether the names of the file of a socket can be given back after a restore; then they are in `moved`."""
+    if len(moved) >= socket_files.MAX_FILES:
+        return False
     with directory(tree) as top:
         result = socket_files.find(root, top, name, file)
     if result is not None and moved.setdefault(os.fsencode(name), result) == result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 from sandbox import procfs
@@ -24,24 +25,29 @@ class RaisedLimits:
     """The limits of one dump."""
 
     def __init__(self) -> None:
-        self._former: list[tuple[int, int, int, tuple[int, int]]] = []  # pid, pidfd, limit, what it was
+        self._held: dict[int, int] = {}  # pid -> pidfd
+        self._former: list[tuple[int, int, tuple[int, int]]] = []  # pid, limit, what it was
 
-    def lift(self, pids: list[int]) -> None:
+    def lift(self, tasks: Callable[[], list[int]]) -> None:
         """Raise what is too low in these processes, which are stopped. Blocks; some 10 µs a process."""
-        for pid in pids:
+        for pid in filter(_is_near, tasks()):
+            with contextlib.suppress(OSError):
+                self._held[pid] = os.pidfd_open(pid)
+        members = set(tasks()) if self._held else set()
+        for pid, pidfd in self._held.items():
             with contextlib.suppress(OSError, ValueError):  # it has just been killed
-                self._lift(pid, resource.RLIMIT_NOFILE, _descriptors(pid), DESCRIPTORS)
-                self._lift(pid, resource.RLIMIT_AS, _address_space(pid), ADDRESS_SPACE)
+                if pid in members and not is_readable(pidfd):
+                    for limit, used, needed in LIMITS:
+                        self._lift(pid, limit, used(pid), needed)
 
     def _lift(self, pid: int, limit: int, used: int, needed: int) -> None:
         soft, hard = resource.prlimit(pid, limit)
-        if soft == resource.RLIM_INFINITY or used + needed <= soft:
+        if not _is_too_low(soft, used, needed):
             return
         if limit == resource.RLIMIT_NOFILE:  # a descriptor may lie above the limit
             used = max((number for number, _ in procfs.descriptors(pid)), default=0) + 1
         raised = max(used, soft) + needed
-        pidfd = os.pidfd_open(pid)
-        self._former.append((pid, pidfd, limit, (soft, hard)))
+        self._former.append((pid, limit, (soft, hard)))
         within = hard == resource.RLIM_INFINITY or raised <= hard
         try:
             resource.prlimit(pid, limit, (raised, hard if within else raised))
@@ -51,21 +57,33 @@ class RaisedLimits:
     def put_back(self) -> None:
         """Idempotent. Blocks."""
         while self._former:
-            pid, pidfd, limit, former = self._former.pop()
+            pid, limit, former = self._former.pop()
             with contextlib.suppress(OSError, ValueError):
-                if not is_readable(pidfd):  # else it has died, and another may have its number
+                if not is_readable(self._held[pid]):  # else it has died, and another may have its number
                     resource.prlimit(pid, limit, former)
-            os.close(pidfd)
+        while self._held:
+            os.close(self._held.popitem()[1])
 
     def amend(self, images: Path) -> None:
         """Have the images say what was. Blocks."""
-        for pid, _, limit, former in self._former:
+        for pid, limit, former in self._former:
             path = images / f"core-{procfs.inner_pid(pid)}.img"
             core = image_files.read(path, image_files.messages().core_entry)
             if core is not None:
                 one = core.entries[0].tc.rlimits.rlimits[limit]
                 one.cur, one.max = (item % (1 << 64) for item in former)
                 core.write(path)
+
+
+def _is_too_low(soft: int, used: int, needed: int) -> bool:
+    return soft != resource.RLIM_INFINITY and used + needed > soft
+
+
+def _is_near(pid: int) -> bool:
+    """Whether a limit of a process may leave too little."""
+    with contextlib.suppress(OSError, ValueError):
+        return any(_is_too_low(resource.prlimit(pid, limit)[0], used(pid), needed) for limit, used, needed in LIMITS)
+    return False
 
 
 def _descriptors(pid: int) -> int:
@@ -75,3 +93,9 @@ def _descriptors(pid: int) -> int:
 
 def _address_space(pid: int) -> int:
     return int(procfs.read_bytes(f"/proc/{pid}/statm").split()[0]) * _PAGE
+
+
+LIMITS = (
+    (resource.RLIMIT_NOFILE, _descriptors, DESCRIPTORS),
+    (resource.RLIMIT_AS, _address_space, ADDRESS_SPACE),
+)

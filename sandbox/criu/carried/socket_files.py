@@ -21,7 +21,7 @@ from sandbox.errors import Invalid, RestoreFailed
 from sandbox.tree import hashing, safe_path
 
 FILE = "socket-files.img"
-MAX_ENTRIES = 1 << 16
+MAX_FILES, MAX_NAMES = 1024, 64  # of a sandbox, and of each: they are searched for while it is frozen
 MAX_PATH = 4095
 
 
@@ -34,8 +34,8 @@ class SocketFile(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         paths = [self.bound, *self.names]
-        if not self.names or (self.at and self.at not in self.names):
-            raise ValueError("a file without a name")
+        if not 0 < len(self.names) <= MAX_NAMES or (self.at and self.at not in self.names):
+            raise ValueError("a file without a name, or with too many")
         if any(not 1 < len(path) <= MAX_PATH or path[:1] != b"/" or b"\0" in path for path in paths):
             raise ValueError("a name that no file can have")
 
@@ -49,6 +49,8 @@ def find(root: int, tree: int, name: str, file: int) -> SocketFile | None:
     `tree`: the subvolume of the sandbox whose root is `root`.
     """
     status = os.fstat(file)
+    if status.st_nlink > MAX_NAMES:
+        return None
     try:
         above = safe_path.openat2(root, os.path.dirname(name), os.O_PATH | os.O_DIRECTORY, resolve=safe_path.IN_ROOT)
         with closing(above):
@@ -57,12 +59,12 @@ def find(root: int, tree: int, name: str, file: int) -> SocketFile | None:
                 if not os.path.samestat(os.stat(os.path.basename(name), dir_fd=above, follow_symlinks=False), status):
                     return None  # CRIU would remove what has the name now
         names = sorted(path for path in _named(tree, status.st_ino) if _leads(root, path, status))
-    except (OSError, Invalid):
+        shown = os.fsencode(os.readlink(f"/proc/self/fd/{file}"))
+        if len(names) != status.st_nlink or (shown not in names and not shown.endswith(b" (deleted)")):
+            return None
+        return SocketFile(bound, names, shown if shown in names else b"")
+    except (OSError, ValueError, Invalid):
         return None
-    shown = os.fsencode(os.readlink(f"/proc/self/fd/{file}"))
-    if len(names) != status.st_nlink or (shown not in names and not shown.endswith(b" (deleted)")):
-        return None
-    return SocketFile(bound, names, shown if shown in names else b"")
 
 
 def _named(tree: int, inode: int) -> list[bytes]:
@@ -87,8 +89,8 @@ def decode(content: bytes) -> Files:
         result = msgspec.msgpack.decode(content, type=Files)
     except msgspec.MsgspecError as error:
         raise ValueError(str(error)) from error
-    if len(result) > MAX_ENTRIES or sum(len(one.names) for one in result.values()) > MAX_ENTRIES:
-        raise ValueError("more names than a sandbox has")
+    if len(result) > MAX_FILES:
+        raise ValueError("more files than a dump writes down")
     return result
 
 

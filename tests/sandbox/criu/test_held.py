@@ -90,14 +90,34 @@ async def test_a_turn_that_names_the_file_of_a_socket_otherwise_captures_the_pro
     assert any("other names" in reason for reason in changed(sb, held))
 
 
-async def test_a_socket_whose_former_name_is_taken_is_refused(bench: Bench) -> None:
-    """CRIU would remove what has the name now."""
+@pytest.mark.parametrize(
+    ("how", "undo", "named", "hint"),
+    [
+        (
+            "mv /t/socket /t/moved; touch /t/socket",
+            "mv /t/moved /t/socket",
+            "/t/moved (bound as /t/socket)",
+            "move it back",
+        ),
+        (
+            "for n in $(seq 64); do ln /t/socket /t/$n; done",
+            "for n in $(seq 64); do rm /t/$n; done",
+            "/t/socket (with other names)",
+            "remove the others",
+        ),
+    ],
+    ids=["former name taken", "too many names"],
+)
+async def test_a_socket_that_cannot_have_its_names_again_is_refused(
+    bench: Bench, how: str, undo: str, named: str, hint: str
+) -> None:
+    """CRIU would remove what has the former name now; and names are searched for while the sandbox is frozen."""
     sb = await bench.maker.create()
-    await shell(sb, UNIX[0] + "; mv /t/socket /t/moved; touch /t/socket")
-    with pytest.raises(CheckpointFailed, match=re.escape("/t/moved (bound as /t/socket)")) as caught:
+    await shell(sb, f"{UNIX[0]}; {how}")
+    with pytest.raises(CheckpointFailed, match=re.escape(named)) as caught:
         await bench.save(sb)
-    assert "move it back" in caught.value.hint
-    await shell(sb, "mv /t/moved /t/socket")
+    assert hint in caught.value.hint
+    await shell(sb, undo)
     saved = await bench.save(sb)
     await bench.kill_and_restore(sb, saved, saved.dump)
     assert await shell(sb, CHECK) == "good\n"
@@ -130,6 +150,8 @@ async def test_only_a_socket_gives_way_to_the_file_of_a_socket(bench: Bench, at:
         msgspec.msgpack.encode({b"/a": {"bound": b"a", "names": [b"/b"]}}),
         msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": [b"/b\0"], "at": b""}}),
         msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": [b"/b"], "at": b"/c"}}),
+        msgspec.msgpack.encode({b"/a": {"bound": b"/a", "names": [b"/%d" % n for n in range(65)]}}),
+        msgspec.msgpack.encode({b"/%d" % n: {"bound": b"/a", "names": [b"/b"]} for n in range(1025)}),
     ],
 )
 def test_files_of_sockets_that_no_dump_wrote(content: bytes) -> None:
