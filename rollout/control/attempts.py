@@ -75,9 +75,9 @@ class Attempts:
         await asyncio.shield(self._ended(group, member, trajectory, spec.key))
 
     async def forget(self, group: OpenGroup) -> None:
-        """It ends here: those that were to continue and have not begun will not."""
+        """It ends here: those that were to continue and have not begun will not. Those that run forget themselves."""
         for member in group.members:
-            if member.since and not member.ended:
+            if member.since and not member.ended and member.task is None:
                 await self.disk.do(self.journal.forget, Key(group.lease.prompt, member.index, member.start))
                 with contextlib.suppress(PagurusError):  # the run's sweep finds it by its label
                     await self.episodes.host.remove([member.since[-1].sandbox])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rollout import Observation, RolloutController
 from rollout.control.batch_request import NoMorePrompts
+from rollout.control.groups import OpenGroup, Slot
 from rollout.decide import tail
 from rollout.decide.policy import RolloutPolicy
 from rollout.decide.view import (
@@ -29,7 +30,10 @@ from rollout.decide.view import (
     StartTrajectory,
     TrajectoryView,
 )
+from rollout.messages import Trajectory
 from rollout.store import decisions
+from rollout.store.journal import Key, TurnEntry
+from rollout.store.samples import PromptLease
 from tests.rollout.test_controller import configured, train
 from tests.support.rollout_fakes import SCRIPT, FakeHost, Letters, Notebook, ScriptedEngine
 
@@ -309,3 +313,25 @@ async def test_what_was_put_off_goes_on_from_its_checkpoint(tmp_path: Path, hand
     assert all(item.removed for item in host.sandboxes)
     replayed = decisions.replay(tmp_path)
     assert replayed.identical == replayed.decisions, replayed.first_difference
+
+
+async def test_a_group_that_ends_leaves_what_runs_alone(tmp_path: Path) -> None:
+    """Who runs forgets itself, and may end at that moment; who was to continue and has not begun is forgotten."""
+    rollout = RolloutController(
+        environment=Reported, host=FakeHost(), engine=ScriptedEngine(SCRIPT), tokenizer=Letters(),
+        config=configured(groups=4, size=2), directory=tmp_path, seeds=range(4),
+    )  # fmt: skip
+    entry = TurnEntry(
+        turn=0, sandbox="s", epoch="", at=0, tokens=[], mask=[], logprobs=[], versions=[], action="", state=None,
+        checkpoint=None, records=[],
+    )  # fmt: skip
+    running = asyncio.ensure_future(asyncio.sleep(0))
+    members = [Slot(n, Trajectory(), since=[entry]) for n in (0, 1)]
+    members[0].task = running
+    for member in members:
+        rollout.journal.append(Key("p000000", member.index, 0), entry)
+    group = OpenGroup(PromptLease(prompt="p000000", number=0, seed=0), members)
+    await rollout.attempts.forget(group)
+    assert list(rollout.journal.open()) == [Key("p000000", 0, 0)]
+    await running
+    await rollout.stop()
