@@ -27,6 +27,7 @@ from sandbox.messages import Service, ServiceInfo, StopRequest
 from sandbox.messages.services import ServiceState
 
 MAX_CELLS = 10_000  # rows, or columns, of a terminal
+DELIVERY_TIMEOUT = 10.0  # seconds, of the outputs of a container that is removed
 MAX_WAIT = 600.0  # seconds for a command whose client has lost its connection, and asks how it ended
 
 
@@ -200,6 +201,11 @@ async def _remove(engine: Engine, call: Call) -> web.StreamResponse:
     running = engine.live.composed.info(name).state in (ServiceState.RUNNING, ServiceState.RESTARTING)
     if running and not call.flag("force"):
         raise Conflict(f"cannot remove container {name}: it is running", hint="stop it, or use --force")
+    row = engine.live.composed.row(name)
+    if row is not None and row.exit_status is not None:  # its logs are being read
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DELIVERY_TIMEOUT):
+                await engine.live.added.delivered(name, row.id)
     await engine.live.added.remove(name)
     return web.Response(status=204)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from daemon.turns.turns import LiveSandbox
 
 EXEC_LOG = 1 << 20  # bytes of each output that wait for the client
+MAX_AHEAD = 1 << 20  # bytes of a log that wait for the client, while its container runs
 NOT_STARTED, NO_PROGRAM = 126, 127  # exit codes of a command that cannot be started, and of one that is not there
 
 _DATE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)?")  # ...Z07:00, as Go writes it
@@ -67,39 +68,73 @@ def _moment(said: str) -> float:
 
 
 async def write_logs(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:
-    """What a container has printed, since its last start, and with `follow` what it prints until it ends."""
+    """What a container has printed, since its last start, and with `follow` what it prints until it ends.
+
+    The logs of one that is removed before they are read are complete, as SDKs expect.
+    """
     terminal = live.composed.composition.services[name].tty
     response = web.StreamResponse(headers={"Content-Type": streams.RAW if terminal else streams.FRAMES})
-
-    def framed(stream: str, data: bytes) -> bytes:
-        return data if terminal else streams.frame(stream, data)
-
-    requested = [stream for stream in ("stdout", "stderr") if call.flag(stream)]
     row = live.composed.row(name)
     need_all(call, 0.0 if row is None else row.started_at, time.time())
-    await response.prepare(call.request)
-    if row is None:
-        await response.write_eof()
-        return response
-    try:
-        logs = await live.programs.logs(row.id, (0, 0))
-        tail = call.query.get("tail", "all")
-        for stream in requested:
-            if part := tail_of(logs.stdout if stream == "stdout" else logs.stderr, tail):
-                await response.write(framed(stream, part))
-        if call.flag("follow"):
-            ends = (logs.stdout_start + len(logs.stdout), logs.stderr_start + len(logs.stderr))
-
-            async def put(chunk: LogChunk) -> None:
-                if chunk.stream in requested:
-                    await response.write(framed(chunk.stream, chunk.data))
-
-            await live.programs.follow(row.id, ends, put)
-    except* (PagurusError, ConnectionError):  # it went with its state, or the client has left
-        pass
+    with contextlib.ExitStack() as attached:
+        attached.enter_context(live.added.attached(name, ""))
+        await response.prepare(call.request)
+        if row is not None:
+            log = _Log(live, row, {stream for stream in ("stdout", "stderr") if call.flag(stream)})
+            reading = asyncio.ensure_future(log.read(call.query.get("tail", "all"), follow=call.flag("follow")))
+            reading.add_done_callback(lambda _: attached.close())
+            try:
+                while (chunk := await log.next()) is not None:
+                    await response.write(chunk.data if terminal else streams.frame(chunk.stream, chunk.data))
+            except ConnectionError:  # the client has left
+                pass
+            finally:
+                reading.cancel()
     with contextlib.suppress(ConnectionError):
         await response.write_eof()
     return response
+
+
+class _Log:
+    """The outputs of a container on their way to a client, which may be slow: once it has ended, all are read."""
+
+    def __init__(self, live: LiveSandbox, row: ProgramRow, requested: set[str]):
+        self._live, self._row, self._requested = live, row, requested
+        self._read: asyncio.Queue[LogChunk | None] = asyncio.Queue()
+        self._size = 0  # bytes of it
+
+    async def read(self, tail: str, *, follow: bool) -> None:
+        programs = self._live.programs
+        try:
+            logs = await programs.logs(self._row.id, (0, 0))
+            ends = (logs.stdout_start + len(logs.stdout), logs.stderr_start + len(logs.stderr))
+            out, err = tail_of(logs.stdout, tail), tail_of(logs.stderr, tail)
+            await self._put(LogChunk(stream="stdout", start=ends[0] - len(out), data=out))
+            await self._put(LogChunk(stream="stderr", start=ends[1] - len(err), data=err))
+            if follow:
+                await programs.follow(self._row.id, ends, self._put)
+        except* PagurusError:  # it went with its state
+            pass
+        finally:
+            self._read.put_nowait(None)
+
+    async def next(self) -> LogChunk | None:
+        """None: that was all."""
+        chunk = await self._read.get()
+        self._size -= 0 if chunk is None else len(chunk.data)
+        return chunk
+
+    async def _put(self, chunk: LogChunk) -> None:
+        if not chunk.data or chunk.stream not in self._requested:
+            return
+        while self._size > MAX_AHEAD and self._runs():
+            await self._live.composed.changed(0.05)
+        self._size += len(chunk.data)
+        self._read.put_nowait(chunk)
+
+    def _runs(self) -> bool:
+        row = self._live.row.programs.get(self._row.id)
+        return row is not None and row.exit_status is None
 
 
 async def attach(live: LiveSandbox, name: str, call: Call) -> web.StreamResponse:

@@ -213,10 +213,14 @@ class AddedServices:
         finally:
             del self._attachments[key]
 
-    async def remove_ended(self, name: str, program: str) -> None:
-        """Remove one whose last program has ended, once all clients that read its outputs have them."""
+    async def delivered(self, name: str, program: str) -> None:
+        """Returns when all clients that read the outputs of a program that has ended have them."""
         while any(of == name and past != program for of, past in self._attachments.values()):
             await self._live.composed.changed(0.02)
+
+    async def remove_ended(self, name: str, program: str) -> None:
+        """Remove one whose last program has ended, once its outputs are delivered."""
+        await self.delivered(name, program)
         if self._live.row.composition is not None and name in self._live.row.composition.services:
             await self.remove(name)
 

@@ -94,6 +94,15 @@ async def test_the_sdk_runs_containers(sb: Sandbox, engine: Any) -> None:
         web.remove(force=True)
         with pytest.raises(NotFound):
             engine.containers.get("web")
+        logs = [
+            engine.containers.run("debian", "head -c 900000 /dev/zero", name=f"l{number}", detach=True)
+            for number in range(3)
+        ]
+        read = [one.logs(stream=True, follow=True) for one in logs]
+        for one in logs:
+            one.wait()
+            one.remove()
+        assert [b"".join(one) for one in read] == [bytes(900_000)] * 3, "logs are whole when it is removed before"
         seen = engine.containers.run("debian", ["sh", "-c", "test -t 0 && test -t 1 && stty size"], tty=True)
         assert seen == b"24 80\r\n"
         engine.containers.prune()

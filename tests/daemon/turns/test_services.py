@@ -123,10 +123,16 @@ async def test_services_find_each_other_and_no_others(host: Client) -> None:
     composition = Composition(
         services={
             "web": server(
-                "web", hostname="page", networks={"front": ["www"]}, ports=[PublishedPort(target=80, published=8080)]
+                "web",
+                healthcheck=WELL,
+                hostname="page",
+                networks={"front": ["www"]},
+                ports=[PublishedPort(target=80, published=8080)],
             ),
-            "db": server("db", networks={"front": [], "back": []}, extra_hosts={"elsewhere": "10.9.8.7"}),
-            "far": server("far", networks={"back": []}),
+            "db": server(
+                "db", healthcheck=WELL, networks={"front": [], "back": []}, extra_hosts={"elsewhere": "10.9.8.7"}
+            ),
+            "far": server("far", healthcheck=WELL, networks={"back": []}),
         },
         networks={"front": ServiceNetwork(), "back": ServiceNetwork(internal=True)},
         main="web",
@@ -481,9 +487,9 @@ for name, act in acts.items():
     spoof = "import socket as s; a = s.socket(); a.bind(('127.1.0.3', 81)); print(a.getsockname()[0])"
     composition = Composition(
         services={
-            "bad": server("bad", networks={"one": []}),
-            "between": server("between", networks={"one": [], "two": []}),
-            "other": server("other", networks={"two": []}),
+            "bad": server("bad", healthcheck=WELL, networks={"one": []}),
+            "between": server("between", healthcheck=WELL, networks={"one": [], "two": []}),
+            "other": server("other", healthcheck=WELL, networks={"two": []}),
         },
         networks={"one": ServiceNetwork(), "two": ServiceNetwork(internal=True)},
         main="bad",
