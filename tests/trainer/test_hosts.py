@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -189,3 +190,32 @@ def test_hosts_that_do_not_make_up_a_mesh_are_said(tmp_path: Path) -> None:
             fleet.start()
     finally:
         fleet.close()
+
+
+#: An agent whose signal comes right after the main thread has taken the lock of what it waits for, if it ever does.
+ENDED = """
+import os, signal, threading, types
+from pathlib import Path
+from trainer.distributed import agent
+def refuse(*_): raise OSError("refused")
+one = agent.HostAgent(types.SimpleNamespace(put=refuse), "a", Path("."), address="", serve=False)
+enter, sent = threading.Condition.__enter__, []
+def end():
+    if not sent:
+        sent.append(True)
+        os.kill(os.getpid(), signal.SIGTERM)
+def entered(self):
+    result = enter(self)
+    if self is one._stop._cond and threading.current_thread() is threading.main_thread():
+        end()
+    return result
+threading.Condition.__enter__ = entered
+signal.signal(signal.SIGTERM, agent.end)
+threading.Timer(1, end).start()
+one.run()
+"""
+
+
+def test_an_agent_can_be_ended_at_any_instant(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDED], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

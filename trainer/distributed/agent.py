@@ -7,7 +7,7 @@ an earlier start lives when those of the next one begin, and none without this p
 
 ::
 
-    thread: [ signs ─▶ news ]   [ a new start? end ranks ─▶ model, save ─▶ torchrun │ else: new log entries ]  repeated
+    threads: [ signs ─▶ news ]   [ a new start? end ranks ─▶ model, save ─▶ torchrun │ else: new log entries ]  repeated
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from trainer.distributed.torchrun import NodePlace, Torchrun
 from trainer.distributed.watch import read
 from trainer.distributed.worker import Said, WorkPlan
 
+END_TIMEOUT = 2.0  # seconds for what is under way when it is ended
 POLL_INTERVAL = 0.1  # seconds between signs, which the head holds for a while
 RELAY_TIMEOUT = 120.0  # seconds for the server of weights to listen
 
@@ -59,14 +60,21 @@ class HostAgent:
 
     def run(self) -> None:
         """Until the process is ended. A head that does not answer is tried again."""
-        signs = threading.Thread(target=self._repeat, args=(self._send_signs,), name="signs", daemon=True)
-        signs.start()  # also while a model is fetched
+        acts = {"signs": self._send_signs, "ranks": self._turn}  # signs also while a model is fetched
+        threads = [
+            threading.Thread(target=self._repeat, args=(act,), name=name, daemon=True) for name, act in acts.items()
+        ]
+        for one in threads:
+            one.start()
         try:
-            self._repeat(self._turn)
+            while all(one.is_alive() for one in threads):
+                time.sleep(POLL_INTERVAL)  # a signal ends it, here alone: elsewhere it could leave a lock taken
         finally:
             self._stop.set()
-            signs.join()
+            for one in threads:
+                one.join(END_TIMEOUT)
             self.close()
+        raise EngineFailed("the agent failed", hint="see the output of this process")
 
     def _repeat(self, act: Callable[[], None]) -> None:
         last = ""
@@ -231,6 +239,12 @@ def own_address(head: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def end(*_: object) -> None:
+    """A handler of SIGTERM: ends the main thread, once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.distributed.agent", description="A host of a trainer.")
     there = parser.add_mutually_exclusive_group(required=True)
@@ -241,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--address", help="of this host; else that from which the head is reached")
     options = parser.parse_args(argv)
     structs.learn()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # ranks and server end with it
+    signal.signal(signal.SIGTERM, end)  # ranks and server end with it
     options.directory.mkdir(parents=True, exist_ok=True)
     client = HeadClient.of_environment(options.head or adopt(options.join, options.directory.resolve()))
     HostAgent(
