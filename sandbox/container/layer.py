@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
+_DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 _DIRECTORIES = {
     ".pagurus": 0o755,
     ".pagurus/empty": 0o555,
@@ -33,9 +33,6 @@ _DIRECTORIES = {
     "sys": 0o555,
 }
 _LINKS = {
-    # No /dev/tty: CRIU cannot dump a process that holds it open while another one has the terminal's foreground. Shells
-    # and pagers then take the terminal from their own descriptors. Dangling, so that no file of that name is made.
-    "dev/tty": "/proc/self/ctty",
     "dev/ptmx": "pts/ptmx",
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",

@@ -265,7 +265,8 @@ def _finish(container: Container, directory: Path, process: Ready, frozen: Froze
     tasks = _check_complete(container, directory, frozen.pids)
     files = image_files.read(directory / "files.img", image_files.messages().file_entry)
     entries = files.entries if files is not None else []
-    _check_terminals(container, directory, entries)
+    if files is not None and _check_terminals(container, directory, entries):
+        files.write(directory / "files.img")
     if (wrong := frozen.held.unbindable()) is not None:
         raise CheckpointFailed(wrong[0], hint=wrong[1], sandbox=container.spec.id)
     refusals.check_images(directory, entries, container.spec.id)
@@ -444,30 +445,52 @@ def _check_complete(container: Container, directory: Path, pids: list[int]) -> i
     )
 
 
-def _check_terminals(container: Container, directory: Path, entries: list[Any]) -> None:
-    """CRIU takes a terminal of another devpts for one of the sandbox's, and then cannot restore it."""
+def _check_terminals(container: Container, directory: Path, entries: list[Any]) -> bool:
+    """CRIU takes a terminal of another devpts for one of the sandbox's, and then cannot restore it.
+
+    Returns whether one was held as /dev/tty (native/current.c): it lies where its name does, then.
+    """
     kinds = image_files.messages()
     terminals = {entry.tty.regf_id for entry in entries if entry.HasField("tty")}
     if not terminals:
-        return
-    mounts: set[int] = set()
+        return False
+    mounts: dict[int, str] = {}
     for path in directory.glob("mountpoints-*.img"):
         image = image_files.read(path, kinds.mnt_entry)
-        mounts.update(entry.mnt_id for entry in (image.entries if image is not None else ()))
+        mounts |= {entry.mnt_id: image_files.text(entry.mountpoint) for entry in (image.entries if image else ())}
     files = [entry.reg for entry in entries if entry.HasField("reg") and entry.id in terminals]
-    if any(file.mnt_id > 0 and file.mnt_id not in mounts for file in files):
-        holders = [
-            f"descriptor {fd} ({target}) of {pid} [{name}, pid {inside} in the sandbox]"
-            for pid in container.tasks()
-            for inside, name in [_identify(pid)]
-            for fd, target in descriptors(pid)
-            if target.startswith("/dev/pts/") and not _is_there(container, target)
-        ]
+    if any(image_files.text(file.name) == "/dev/tty" for file in files):
         raise CheckpointFailed(
-            f"a terminal lies outside the sandbox: {', '.join(holders) or 'its holder has ended'}",
+            f"{_holding(container, '/dev/tty')} is of a terminal that is closed",
+            hint="end that process, or have it close the descriptor",
+            sandbox=container.spec.id,
+        )
+    own = next((number for number, point in mounts.items() if point == "/dev/pts"), 0)
+    current = [
+        file for file in files
+        if image_files.text(file.name).startswith("/dev/pts/") and not mounts.get(file.mnt_id, "/pts").endswith("/pts")
+    ]  # fmt: skip
+    for file in current:
+        file.mnt_id = own
+    if any(file.mnt_id > 0 and file.mnt_id not in mounts for file in files):
+        raise CheckpointFailed(
+            f"a terminal lies outside the sandbox: {_holding(container, '/dev/pts/')}",
             hint="run the program without a terminal, or with one of the sandbox's own",
             sandbox=container.spec.id,
         )
+    return bool(current)
+
+
+def _holding(container: Container, path: str) -> str:
+    """The descriptors of terminals whose names begin so and that are not in the sandbox."""
+    holders = [
+        f"descriptor {fd} ({target}) of {pid} [{name}, pid {inside} in the sandbox]"
+        for pid in container.tasks()
+        for inside, name in [_identify(pid)]
+        for fd, target in descriptors(pid)
+        if target.startswith(path) and (target == path or not _is_there(container, target))
+    ]
+    return ", ".join(holders) or "its holder has ended"
 
 
 def _is_there(container: Container, path: str) -> bool:

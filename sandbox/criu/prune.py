@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sandbox.criu import Record, image_files, rpc
+from sandbox.criu.carried import settings
 from sandbox.criu.carried.socket_names import CONNECTED
 from sandbox.errors import CheckpointFailed
 
@@ -129,7 +130,7 @@ def _files(directory: Path, closed: set[int], gone: frozenset[int]) -> None:
     _keep(directory / "pipes-data.img", lambda record: record["pipe_id"] in readable)
     _keep(directory / "fifo-data.img", lambda record: record["pipe_id"] in fifos)
     _keep(directory / "sk-queues.img", lambda record: record["id_for"] not in closed)
-    _hang_up(directory, table.entries, terminals)
+    _hang_up(directory, table.entries, terminals, gone)
     remaps = image_files.read(directory / "remap-fpath.img", kinds.remap_file_path_entry)
     if remaps is not None and any(remap.orig_id in closed for remap in remaps.entries):
         remaps.entries = [remap for remap in remaps.entries if remap.orig_id not in closed]
@@ -180,14 +181,19 @@ def _keep(path: Path, target: Callable[[dict[str, Any]], bool]) -> None:
         rpc.images().dump({**image, "entries": left}, file)
 
 
-def _hang_up(directory: Path, files: list[Record], closed: set[int]) -> None:
-    """Forget terminals without a user; the other side of one is then known as hung up."""
+def _hang_up(directory: Path, files: list[Record], closed: set[int], gone: frozenset[int]) -> None:
+    """Forget terminals without a user: the other side of one is then known as hung up, and it controls no process."""
     table = image_files.read(directory / "tty-info.img", image_files.messages().tty_info_entry)
-    if not closed or table is None:
+    if table is None:
         return
-    left = {entry.tty.tty_info_id for entry in files if entry.HasField("tty")}
-    table.entries = [info for info in table.entries if info.id in left or info.id not in closed]
-    table.write(directory / "tty-info.img")
+    used = {entry.tty.tty_info_id for entry in files if entry.HasField("tty")}
+    left = used | ({info.id for info in table.entries} - closed)
+    controlling = {info.pty.index for info in table.entries if info.id not in left or info.sid in gone}
+    if controlling:
+        settings.without_terminals(directory, controlling)
+    if closed:
+        table.entries = [info for info in table.entries if info.id in left]
+        table.write(directory / "tty-info.img")
 
 
 def _process_of(path: str) -> int:

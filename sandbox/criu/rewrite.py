@@ -16,7 +16,7 @@ from sandbox.container import services
 from sandbox.content import layers
 from sandbox.content.layers import SpreadPages
 from sandbox.criu import Record, image_files, tcp
-from sandbox.criu.carried import locks, socket_files
+from sandbox.criu.carried import controlling, locks, socket_files
 from sandbox.criu.carried.locks import Lock
 from sandbox.criu.carried.memory import Fill
 from sandbox.criu.carried.socket_names import CONNECTED
@@ -79,7 +79,8 @@ def adapt(directory: Path, *, uid_base: int, hostname: str, machine: str, addres
     unnamed = _unname(table)
     rooted = _root_names(directory, table)
     retained = socket_files.keep(directory, table)
-    if tcp.readdress(table.entries, address) or moved or unnamed or rooted or retained:
+    renamed = controlling.prepare(directory, table)
+    if tcp.readdress(table.entries, address) or moved or unnamed or rooted or retained or renamed:
         table.write(directory / "files.img")
     alive, adapted.closed = _sever(directory, table, address is not None)
     adapted.own_network = bool(alive)

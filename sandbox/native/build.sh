@@ -19,12 +19,13 @@ cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/li
     "$here"/frozen.c "$here"/rearm.c "$here"/patience.c
 mv "$prefix/lib/frozen.so.new" "$prefix/lib/frozen.so"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/written.so.new" \
-    "$here"/written.c "$here"/terminals.c
+    "$here"/written.c "$here"/terminals.c "$here"/current.c
 mv "$prefix/lib/written.so.new" "$prefix/lib/written.so"
 cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/rooted.so.new" \
-    "$here"/rooted.c "$here"/terminals.c
+    "$here"/rooted.c "$here"/terminals.c "$here"/controlling.c
 mv "$prefix/lib/rooted.so.new" "$prefix/lib/rooted.so"
-cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/terminals.so.new" "$here"/terminals.c
+cc -std=gnu11 -O2 -Wall -Wextra -shared -fPIC -fvisibility=hidden -o "$prefix/lib/terminals.so.new" \
+    "$here"/terminals.c "$here"/controlling.c
 mv "$prefix/lib/terminals.so.new" "$prefix/lib/terminals.so"
 
 mkdir -p "$prefix/runtime"

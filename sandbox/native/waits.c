@@ -48,6 +48,7 @@ struct plugin {
 };
 extern int criu_get_image_dir(void);
 extern void protect_read(void) __attribute__((weak)); /* of written.so, where that is loaded */
+extern void observe(pid_t pid) __attribute__((weak));
 
 /* One of the file: a thread, where it is, and how its call goes on. sandbox/waits.py reads it, too. */
 struct saved {
@@ -119,6 +120,7 @@ static void note(pid_t pid, pid_t tid, struct user_regs_struct *regs) {
 /* CRIU has stopped every thread of the sandbox, and done nothing to any yet. */
 static int on_stopped(int pid) {
     all_stopped = true;
+    if (observe) observe(pid);
     each_thread(pid, note);
     attach(pid); /* it runs for a moment: what the inspector noted of it has been read */
     return 0;

@@ -97,6 +97,7 @@ PROGRAMS: dict[str, str] = {
     "nginx": "nginx; pgrep -c nginx > /dev/null; bash -c 'exec 3<>/dev/tcp/127.0.0.1/80'; echo $?",
     "sysfs": "test -d /sys/class/net/lo; echo $?",
     "its own cgroup": "ls /sys/fs/cgroup | head -c 1 | wc -c",
+    "no terminal": "(echo > /dev/tty) 2>&1; echo $?",
     "a terminal by its name": "script -qec 'echo hi > /dev/tty' /dev/null; echo $?",
     "locale and shells": "printf '%s\\n' a B c | sort | tr -d '\\n'; echo; sh -c 'echo $0'",
     "python's subprocess": 'python3 -c \'import subprocess as s; print(s.run(["sh", "-c", "exit 3"]).returncode)\'',
@@ -111,6 +112,5 @@ DIFFERENCES: dict[str, str] = {
     "io_uring is refused": "Debian 12's Docker (20.10) still allows it; Docker refuses it since version 25, as we do",
     "chown to an id above 65,536": "a sandbox has 65,536 ids of its own; Docker without user namespaces has the host's",
     "F_NOTIFY": "nothing in /proc shows such a notice, so no dump could bring it back; inotify works",
-    "a terminal by its name": "no /dev/tty: CRIU cannot dump who holds it while another is in the foreground",
     "landlock": "nothing in /proc shows a rule that is in force, so a restore would lose it",
 }

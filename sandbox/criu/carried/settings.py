@@ -43,6 +43,7 @@ _CAPABILITIES_3 = 0x20080522
 _OF_PROCESS = 1  # ioprio: one task, by its number
 _IDLE, _BEST_EFFORT = 3, 2  # classes of input and output that anybody may choose
 _DEFAULT_HEADROOM = 50_000  # ns
+_FIRST_TERMINAL = os.makedev(136, 0)  # /dev/pts/0
 _KEEP_POLICY, _KEEP_PARAMS = 0x08, 0x10
 _TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
 _TIOCGPTN, _TIOCGPTPEER, _TIOCGPTLCK, _TIOCSPTLCK = 0x80045430, 0x5441, 0x80045439, 0x40045431  # of a master
@@ -61,6 +62,7 @@ class TaskSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
     headroom: int | None = None  # ns by which its timers may be late
     slice: int | None = None  # ns that it runs at a time
     nice: int | None = None  # where the first thread has another value, which CRIU gives all of them
+    terminal: int = 0  # its process's controlling one, of the first thread: only compared (native/controlling.c)
 
 
 class DescriptorSettings(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -155,6 +157,8 @@ def _frozen(pid: int, pidfd: int) -> FrozenProcess:
 
 def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
     """What is set in these processes. Blocks; some 10 µs a thread and 50 µs a socket."""
+    processes = list(processes)
+    terminals = any("/pts/" in link for one in processes for _, link in one.links)
     result = KernelSettings()
     usual = _Usual()
     observed: set[str] = set()
@@ -165,7 +169,8 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
         nice = os.getpriority(os.PRIO_PROCESS, one.pid)
         for pid, inner in one.threads.items():
             with contextlib.suppress(OSError):
-                if (task := usual.differing(pid, inner, nice)) is not None:
+                terminal = int(procfs.stat(pid)[4]) if terminals and pid == one.pid else 0
+                if (task := usual.differing(pid, inner, nice, terminal)) is not None:
                     result.tasks.append(task)
         for number, link in one.links:
             if link in observed or not link.startswith(("socket:[", "pipe:[", "/dev/pts/", "/dev/ptmx")):
@@ -218,9 +223,9 @@ class _Usual:
         self._processors = os.sched_getaffinity(os.getpid())
         self._slice = _schedule(os.getpid()).runtime  # of our main thread: others take short ones to be quick
 
-    def differing(self, pid: int, inner: int, nice: int) -> TaskSettings | None:
-        """`nice`: of the first thread of its process."""
-        task = TaskSettings(thread=inner)
+    def differing(self, pid: int, inner: int, nice: int, terminal: int) -> TaskSettings | None:
+        """`nice`: of the first thread of its process. `terminal`: of that, in it."""
+        task = TaskSettings(thread=inner, terminal=terminal)
         if (own := os.getpriority(os.PRIO_PROCESS, pid)) != nice:
             task.nice = own
         processors = os.sched_getaffinity(pid)
@@ -292,6 +297,17 @@ def write(directory: Path, settings: KernelSettings) -> None:
     """Put them next to the images; nothing where nothing is set."""
     if settings:
         (directory / FILE).write_bytes(msgspec.msgpack.encode(settings))
+
+
+def without_terminals(directory: Path, numbers: set[int]) -> None:
+    """No process has one of these terminals any more, by their numbers."""
+    settings = load(directory)
+    for task in settings.tasks:
+        if task.terminal - _FIRST_TERMINAL in numbers:
+            task.terminal = 0
+    settings.tasks = [task for task in settings.tasks if task != TaskSettings(thread=task.thread)]
+    (directory / FILE).unlink(missing_ok=True)
+    write(directory, settings)
 
 
 def load(directory: Path) -> KernelSettings:

@@ -233,6 +233,7 @@ async def test_mounts_masks_and_devices(maker: Maker) -> None:
         "/dev/full 1:7",
         "/dev/null 1:3",
         "/dev/random 1:8",
+        "/dev/tty 5:0",
         "/dev/urandom 1:9",
         "/dev/zero 1:5",
     ]

@@ -440,15 +440,20 @@ STATE(controlling_terminal, "terminals", "a session with its terminal and a fore
 static void lead(void) { setsid(); open_terminal(); ioctl(fd[1], TIOCSCTTY, 0); }
 static void follow(void) { setpgid(0, 0); }
 MAKE(controlling_terminal) { lead(); pid_t pid = start_child(follow); signal(SIGTTOU, SIG_IGN); must(tcsetpgrp(fd[1], pid)); child = pid; }
-OBSERVE(controlling_terminal)
+static void say_controlling(pid_t process)
 {
-	char line[1024] = ""; int number = 0, group = 0;
-	FILE *file = fopen("/proc/self/stat", "re");
+	char path[64], line[1024] = ""; int number = 0, group = 0;
+	snprintf(path, sizeof path, "/proc/%d/stat", process);
+	FILE *file = fopen(path, "re");
 	if (fgets(line, sizeof line, file))
 		sscanf(strrchr(line, ')') + 2, "%*c %*d %*d %*d %d %d", &number, &group);
 	fclose(file);
-	say("%d %d %d", number, group == child, tcgetpgrp(fd[1]) == child);
+	say("%d %d ", number, group == child);
 }
+OBSERVE(controlling_terminal) { say_controlling(getpid()), say_controlling(child); say("%d", tcgetpgrp(fd[1]) == child); }
+STATE(current_terminal, "terminals", "a group in the foreground that holds /dev/tty, and its parent, which does too");
+MAKE(current_terminal) { lead(); fd[2] = must(open("/dev/tty", O_RDWR | O_CLOEXEC)); pid_t pid = start_child(follow); signal(SIGTTOU, SIG_IGN); must(tcsetpgrp(fd[2], pid)); child = pid; }
+OBSERVE(current_terminal) { say_controlling(child), say_terminal(fd[2]); say("%d", tcgetpgrp(fd[2]) == child); }
 STATE(terminal_discipline, "terminals", "ioctl(TIOCSETD)");
 MAKE(terminal_discipline) { int number = 3; open_terminal(); must(ioctl(fd[1], TIOCSETD, &number)); }
 OBSERVE(terminal_discipline) { int number = -1; ioctl(fd[1], TIOCGETD, &number); say("%d", number); }
