@@ -69,11 +69,17 @@ static int master_of(int number, const char *path) {
 }
 
 static void let_go(void) {
+    unsigned device;
     int before = errno;
-    close(held);
-    close(held + 1);
+    for (int fd = held; fd < held + 2; fd++) /* in a child another one of CRIU's may have taken its place */
+        if (syscall(SYS_ioctl, fd, TIOCGDEV, &device) == 0) close(fd);
     held = -1;
     errno = before;
+}
+
+/* In a child: the terminal of its parent. CRIU opens the images of a child before it does anything else with it. */
+static void drop_inherited(void) {
+    if (held >= 0 && *own_held != held) let_go();
 }
 
 static void make(const struct entry *own) {
@@ -96,6 +102,7 @@ static void make(const struct entry *own) {
 EXPORTED pid_t setsid(void) {
     pid_t result = (pid_t)syscall(SYS_setsid);
     int before = errno;
+    drop_inherited();
     for (int i = 0; result >= 0 && i < count(); i++) {
         if (table[i].leader != result) continue;
         int lock = (int)syscall(SYS_openat, criu_get_image_dir(), TERMINALS, O_RDONLY | O_CLOEXEC);
@@ -141,7 +148,7 @@ EXPORTED int openat64(int directory, const char *path, int flags, ...) {
         mode = va_arg(more, mode_t);
         va_end(more);
     }
-    if (held >= 0 && *own_held != held) let_go(); /* a child, of which CRIU opens its images first */
+    drop_inherited();
     int times = 0;
     while (path[2 * times] == '.' && path[2 * times + 1] == '/') times++;
     size_t size = strlen(path), end = sizeof "pts/ptmx" - 1;
