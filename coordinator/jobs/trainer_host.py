@@ -33,11 +33,8 @@ def main(name: str, address: str) -> int:
         argv = [sys.executable, "-m", "trainer.distributed.agent", "--join", str(join), "--directory", str(directory)]
         argv += ["--name", name, "--address", address]
         agent = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
-        try:
-            return agent.wait()
-        finally:
-            agent.terminate()
-            agent.wait()
+        signal.signal(signal.SIGTERM, lambda *_: agent.terminate())  # to raise in `wait` could leave its lock taken
+        return agent.wait()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
