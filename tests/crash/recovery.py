@@ -245,7 +245,8 @@ class Trials:
         """Whether a process belongs to a sandbox of another host: the kernel uses numbers of namespaces again."""
         while pid > 1:
             with contextlib.suppress(OSError):
-                words = Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/cgroup").read_text()
+                parts = [Path(f"/proc/{pid}/{name}").read_text(errors="replace") for name in ("cmdline", "cgroup")]
+                words = "".join(parts)
                 result = set(re.findall(r"/pagurus/([\w-]+)", words)) - {"_shims"}
                 if result:
                     return not result & self.names

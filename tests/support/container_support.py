@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from sandbox import paths
+from sandbox import paths, procfs
 from sandbox.container import cgroup
 from sandbox.container.cgroup import Hierarchy, hierarchy
 from sandbox.container.container import Container, ContainerSpec
@@ -129,7 +129,7 @@ async def finalized(container: Container, target: set[int | None]) -> set[int | 
 
 def zombie(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return procfs.stat(pid)[0] in b"ZX"  # whose name may be anything
     except (FileNotFoundError, ProcessLookupError):
         return True
 
@@ -142,7 +142,7 @@ def traces(name: str, run_dir: Path) -> list[str]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and not zombie(int(entry.name)):
             with contextlib.suppress(OSError):
-                if name in Path(entry.path, "cgroup").read_text() or name in Path(entry.path, "mountinfo").read_text():
+                if any(name.encode() in Path(entry.path, file).read_bytes() for file in ("cgroup", "mountinfo")):
                     result.append(entry.path)
     return result + ([str(run_dir)] if run_dir.exists() else [])
 

@@ -206,7 +206,7 @@ def _pid(directory: Path) -> int:
     """Of the process that plays an evaluation; 0: none."""
     try:
         pid = int((directory / LOCK).read_text() or 0)
-        return pid if f"{directory}" in Path(f"/proc/{pid}/cmdline").read_text() else 0
+        return pid if f"{directory}" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace") else 0
     except (OSError, ValueError):
         return 0
 

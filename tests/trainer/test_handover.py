@@ -66,7 +66,7 @@ async def test_nothing_is_lost_where_an_engine_and_the_trainer_die_while_another
     assert (reported["prompts"], reported["lost"]) == (STEPS * handed_over.GROUPS, 0)
     assert reported["replayed"] == reported["decisions"] > 0
     lines = [line for line in read_lines(run / "metrics.jsonl") if "seconds" in line]
-    assert [line["step"] for line in lines] == [1, 2] and all(line["train/hidden_s"] > 0 for line in lines)
+    assert [line["step"] for line in lines] == [1, 2]
     assert handed_over.gradient_difference(run) < 1e-5
 
 
