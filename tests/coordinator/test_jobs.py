@@ -228,6 +228,7 @@ def test_a_trainer_has_ranks_on_machines_of_their_own(machines: Machines, own: D
         cluster.clean()
     complete(directory)
     until(lambda: host_of(other) is None, "a host of the trainer lives on")
+    until(lambda: not launched(directory), "what starts the ranks lives on")
 
 
 @pytest.mark.parametrize(("standby", "needs"), [(1, {"GPU": 16.0}), (0, {"GPU": 16.0, "CPU": 0.5})])
@@ -244,11 +245,20 @@ def test_hosts_of_a_trainer_share_what_it_needs(standby: int, needs: dict[str, f
         _trainer(directory, {})
 
 
+def launched(directory: Path) -> list[str]:
+    """The processes that start ranks of a run, by their command lines."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    return [line for line in found if "torch.distributed.run" in line and str(directory) in line]
+
+
 def host_of(name: str) -> int | None:
     """The process of a host of a job's trainer whose name begins so."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            words = path.read_bytes().decode().split("\0")
+            words = path.read_text(errors="replace").split("\0")
             at = words.index("coordinator.jobs.trainer_host") if "coordinator.jobs.trainer_host" in words else -1
             if at >= 0 and words[0] != "setsid" and words[at + 1].startswith(name):
                 return int(path.parent.name)

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from rollout.engine.adopted import RoleRecord, hold, started
+from rollout.engine.keep import die_with_parent
 from sandbox.errors import Invalid
 from trainer.distributed.head import HEAD
 from trainer.distributed.watch import read
@@ -103,6 +104,7 @@ class Torchrun:
                 stderr=log,
                 env=environment | ({} if place is None else place.environment()),
                 start_new_session=True,
+                preexec_fn=die_with_parent,  # ranks end by themselves, but it may still wait for other machines
             )
 
     def poll(self) -> int | None:
