@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 from sandbox.descriptors import closing
 
-STATE, PARENT, GROUP, SESSION, FLAGS, STARTED, PENDING = 0, 1, 2, 3, 6, 19, 28  # of the fields of `stat`
+# Of the fields of `stat`.
+STATE, PARENT, GROUP, SESSION, TERMINAL, FOREGROUND, FLAGS, STARTED, PENDING = 0, 1, 2, 3, 4, 5, 6, 19, 28
 ENDED = (b"Z", b"X")  # states
 _EXITING = 0x4  # of the flags: PF_EXITING
 

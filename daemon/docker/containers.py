@@ -202,7 +202,7 @@ async def _remove(engine: Engine, call: Call) -> web.StreamResponse:
     if running and not call.flag("force"):
         raise Conflict(f"cannot remove container {name}: it is running", hint="stop it, or use --force")
     row = engine.live.composed.row(name)
-    if row is not None and row.exit_status is not None:  # its logs are being read
+    if row is not None and row.exit_status is not None:  # who reads its logs gets all of them
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_TIMEOUT):
                 await engine.live.added.delivered(name, row.id)

@@ -17,8 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
-#include <stdbool.h>
-#include <stdlib.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -45,7 +44,8 @@ static int count(void) {
     static int result = -1;
     if (result >= 0) return result;
     result = 0;
-    int fd = criu_get_image_dir ? (int)syscall(SYS_openat, criu_get_image_dir(), TERMINALS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1;
+    if (!criu_get_image_dir) return 0;
+    int fd = (int)syscall(SYS_openat, criu_get_image_dir(), TERMINALS, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return 0;
     ssize_t size = syscall(SYS_read, fd, table, sizeof table);
     close(fd);
@@ -62,7 +62,7 @@ static int master_of(int number, const char *path) {
         if (fd < 0) break;
         if (ioctl(fd, TIOCGPTN, &own) == 0 && own == number) result = fd;
         else taken[n++] = fd;
-        if (own >= number) break;
+        if (own < 0 || own >= number) break; /* it is no master, or ours is taken */
     }
     while (n) close(taken[--n]);
     return result;

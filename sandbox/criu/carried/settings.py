@@ -169,7 +169,7 @@ def read(processes: Iterable[FrozenProcess]) -> KernelSettings:
         nice = os.getpriority(os.PRIO_PROCESS, one.pid)
         for pid, inner in one.threads.items():
             with contextlib.suppress(OSError):
-                terminal = int(procfs.stat(pid)[4]) if terminals and pid == one.pid else 0
+                terminal = int(procfs.stat(pid)[procfs.TERMINAL]) if terminals and pid == one.pid else 0
                 if (task := usual.differing(pid, inner, nice, terminal)) is not None:
                     result.tasks.append(task)
         for number, link in one.links:

@@ -28,20 +28,14 @@ time.sleep(10000)
 """
 
 
-def terminals(container: Container) -> dict[str, tuple[int, ...]]:
-    """(device of the controlling terminal, its group in front) of each process, by what it is and its number."""
+def terminals(container: Container) -> dict[str, tuple[int, bool]]:
+    """(device of the controlling terminal, whether that has a group in front) of each process, by name and number."""
     result = {}
     for pid in container.tasks():
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            name, _, rest = file.read().rpartition(b")")
-        fields = rest.split()
-        result[f"{name.decode().split('(')[1]} {container_number(pid)}"] = (int(fields[4]), int(fields[5]) != -1)
+        fields = procfs.stat(pid)
+        name = f"{procfs.status(pid, 'Name')} {procfs.inner_pid(pid)}"
+        result[name] = (int(fields[procfs.TERMINAL]), int(fields[procfs.FOREGROUND]) != -1)
     return result
-
-
-def container_number(pid: int) -> int:
-    with open(f"/proc/{pid}/status", "rb") as file:
-        return int(next(line for line in file if line.startswith(b"NSpid:")).split()[-1])
 
 
 async def test_children_have_the_terminal_of_their_session(bench: Bench) -> None:
@@ -94,6 +88,10 @@ async def test_a_shell_in_a_shell_is_one_after_a_restore(bench: Bench) -> None:
     saved = await bench.save(container)
     await bench.kill_and_restore(container, saved, saved.dump)
     a = await connected(container, "x")
+    await a.write(b"python3 -c 'import getpass; print(getpass.getpass())' < /dev/null\n", (await a.state()).written)
+    await reads(a, b"Password: ")
+    await a.write(b"secret\n", (await a.state()).written)
+    await reads(a, b"Password: \r\nsecret\r\n")  # which is not echoed
     await a.write(b"sh -c 'echo na\"\"med > /dev/tty; exec sleep 1000'\n", (await a.state()).written)
     await reads(a, b"named\r\n")
     await a.write(b"\x1a", (await a.state()).written)
